@@ -1,0 +1,146 @@
+"""From dataclasses to a command line: flags, `--help`, TOML files and `--print-config`.
+
+Order of precedence, weakest first: field defaults, `--preset`, `--config FILE`, flags.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+from .config import sections
+from .errors import UserError
+
+
+class Parser(argparse.ArgumentParser):
+    """An argparse parser that never abbreviates and raises UserError instead of exiting."""
+
+    def __init__(self, **kwargs):
+        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
+                         **kwargs)
+
+    def error(self, message: str):
+        raise UserError(f"{message}; see {self.prog} --help")
+
+    def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        namespace, unknown = self.parse_known_args(argv)
+        if unknown:
+            raise UserError(self._unknown(unknown[0]))
+        return namespace
+
+    def _unknown(self, given: str) -> str:
+        name = given.split("=")[0]
+        flags = [flag for action in self._actions for flag in action.option_strings]
+        return f"unknown option {name}{_nearest(name, flags)}; see {self.prog} --help"
+
+
+def _nearest(given: str, names: Sequence[str]) -> str:
+    close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+def _element_type(hint: Any) -> type:
+    """int for int, str for `str | None`, str for list[str]."""
+    arguments = [t for t in get_args(hint) if t is not type(None)]
+    return arguments[0] if arguments else hint
+
+
+def add_options(parser: Parser, config: Any, positional: str) -> None:
+    """One flag per field of every section of `config`; `positional` is given without a flag."""
+    for part in sections(config).values():
+        group = parser.add_argument_group((type(part).__doc__ or "").rstrip("."))
+        hints = get_type_hints(type(part))
+        for field in dataclasses.fields(part):
+            default = getattr(part, field.name)
+            text = field.metadata["help"].replace("%", "%%")
+            if default not in (None, "", [], False):
+                shown = " ".join(default) if isinstance(default, list) else default
+                text += f" (default: {shown})"
+            common = {"default": argparse.SUPPRESS, "help": text}
+            flag = "--" + field.name.replace("_", "-")
+            kind = hints[field.name]
+            if field.name == positional:
+                many = isinstance(default, list)
+                group.add_argument(field.name, nargs="*" if many else "?",
+                                   metavar=positional.upper(), **common)
+            elif kind is bool:
+                group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+            elif isinstance(default, list):
+                group.add_argument(flag, action="append", metavar="TEXT", **common)
+            else:
+                choices = field.metadata.get("choices")
+                metavar = "{" + ",".join(choices) + "}" if choices else None
+                group.add_argument(flag, type=_element_type(kind), choices=choices,
+                                   metavar=metavar or _element_type(kind).__name__.upper(),
+                                   **common)
+
+
+def apply(config: Any, values: dict[str, dict[str, Any]], origin: str) -> None:
+    """Set fields of a sectioned config from {section: {field: value}}, checking names and types."""
+    parts = sections(config)
+    for section, fields in values.items():
+        if section not in parts or not isinstance(fields, dict):
+            raise UserError(f"{origin}: unknown section [{section}]{_nearest(section, list(parts))}"
+                            f"; sections are {', '.join(parts)}")
+        part = parts[section]
+        hints = get_type_hints(type(part))
+        for name, value in fields.items():
+            if name not in hints:
+                raise UserError(f"{origin}: unknown key {name} in [{section}]"
+                                f"{_nearest(name, list(hints))}")
+            setattr(part, name, _checked(value, hints[name], f"{origin}: {section}.{name}"))
+
+
+def _checked(value: Any, hint: Any, where: str) -> Any:
+    kind = _element_type(hint)
+    if kind is float and type(value) is int:
+        return float(value)
+    if get_args(hint) and isinstance(value, list) and all(type(v) is kind for v in value):
+        return list(value)
+    if type(value) is not kind:
+        raise UserError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}")
+    return value
+
+
+def apply_flags(config: Any, namespace: argparse.Namespace) -> None:
+    """Set every field that was given on the command line (options without defaults)."""
+    given = vars(namespace)
+    for part in sections(config).values():
+        for field in dataclasses.fields(part):
+            # An empty positional list means that it was not given.
+            if field.name in given and given[field.name] != []:
+                setattr(part, field.name, given[field.name])
+
+
+def read_toml(path: str) -> dict[str, Any]:
+    """The contents of a TOML file, or a UserError naming the file and the place."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"--config {Path(path).absolute()}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {path}: not a TOML file: {error}") from None
+
+
+def to_toml(config: Any) -> str:
+    """The config as TOML with each field's help as a comment; `read_toml` reads it back."""
+    lines = []
+    for name, part in sections(config).items():
+        lines.append(f"[{name}]")
+        for field in dataclasses.fields(part):
+            # JSON and TOML agree on numbers, strings, booleans and flat lists.
+            value = json.dumps(getattr(part, field.name), ensure_ascii=False)
+            lines.append(f"{field.name} = {value}  # {field.metadata['help']}")
+        lines.append("")
+    return "\n".join(lines)
+
+
+def to_dict(config: Any) -> dict[str, dict[str, Any]]:
+    """{section: {field: value}} for JSON; `apply` reads it back."""
+    return {name: dataclasses.asdict(part) for name, part in sections(config).items()}
