@@ -1,0 +1,42 @@
+"""CPU AdamW: one fused pass over the flat arrays (28 bytes per parameter), at memory speed."""
+
+import math
+
+from numba import prange
+
+from ..common.cache import njit
+from ..common.cpu_math import BLOCK, FAST, F
+
+
+def update(weights, m, v, grads, n_decay: int, lr: float, beta1: float, beta2: float,
+           eps: float, weight_decay: float, correction1: float, correction2: float,
+           grad_scale: float) -> None:
+    """One step on flat float32 arrays [P], in place; decoupled decay on [0, n_decay) only."""
+    _update(weights, m, v, grads, n_decay, F(1.0 - lr * weight_decay), F(lr / correction1),
+            F(1.0 / correction2), F(beta1), F(1.0 - beta1), F(beta2), F(1.0 - beta2), F(eps),
+            F(grad_scale))
+
+
+@njit(parallel=True, fastmath=FAST)
+def _update(weights, m, v, grads, n_decay, keep, step, inverse2, beta1, gain1, beta2, gain2, eps,
+            grad_scale):
+    size = weights.size
+    for block in prange((size + BLOCK - 1) // BLOCK):
+        lo = block * BLOCK
+        hi = min(lo + BLOCK, size)
+        middle = min(max(lo, n_decay), hi)
+        for part in range(2):
+            first = lo if part == 0 else middle
+            last = middle if part == 0 else hi
+            factor = keep if part == 0 else F(1.0)
+            w_ = weights[first:last]  # slices start at 0: no test for a negative index
+            m_ = m[first:last]
+            v_ = v[first:last]
+            g_ = grads[first:last]
+            for i in range(w_.size):
+                g = g_[i] * grad_scale
+                mean = beta1 * m_[i] + gain1 * g
+                square = beta2 * v_[i] + gain2 * (g * g)
+                m_[i] = mean
+                v_[i] = square
+                w_[i] = factor * w_[i] - step * mean / (math.sqrt(square * inverse2) + eps)

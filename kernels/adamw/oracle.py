@@ -1,0 +1,26 @@
+"""AdamW in NumPy."""
+
+import numpy as np
+
+
+def update(
+    weights: np.ndarray,
+    m: np.ndarray,
+    v: np.ndarray,
+    grads: np.ndarray,
+    n_decay: int,
+    lr: float,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    correction1: float,
+    correction2: float,
+    grad_scale: float,
+) -> None:
+    """One step of AdamW; weight decay on elements [0, n_decay) only."""
+    g = grads * grad_scale
+    m[:] = beta1 * m + (1 - beta1) * g
+    v[:] = beta2 * v + (1 - beta2) * g**2
+    weights[:n_decay] -= lr * weight_decay * weights[:n_decay]
+    weights -= lr * (m / correction1) / (np.sqrt(v / correction2) + eps)

@@ -1,0 +1,1 @@
+"""What the ops share: dispatch by array type, argument checks, the spec format, verification."""

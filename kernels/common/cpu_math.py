@@ -1,0 +1,139 @@
+"""Scalar float32 functions for CPU kernels, written so that LLVM vectorises loops over them.
+
+Numba calls the C library for exp and tanh, one element at a time (2.7 and 15 ns each). The
+polynomial below costs 0.2 to 0.3 ns per element inside a vectorised loop.
+"""
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.core.errors import RequireLiteralValue
+from numba.extending import intrinsic
+
+from .cache import njit
+
+F = np.float32
+FAST = {"contract", "nsz"}  # fused multiply-add, elementwise loops
+FAST_SUM = {"contract", "nsz", "reassoc"}  # also sums in vector lanes; NaN and inf stay exact
+BLOCK = 8192  # elements of one task of a flat loop; fixed, so bits do not depend on threads
+
+_LOG2_E = F(1.4426950408889634)
+_ROUND = F(12582912.0)  # 1.5 * 2**23: the low mantissa bits of n + _ROUND hold the integer n
+_LOWEST = F(-126.0)  # 2**-126 is the smallest normal number
+_HIGHEST = F(127.0)
+
+
+@intrinsic
+def rint(typingctx, x):
+    """Nearest integer as float32. A call, not the add-and-subtract trick: fastmath undoes that."""
+
+    def codegen(context, builder, signature, args):
+        function = builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()])
+        return builder.call(function, args)
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def power_of_two_from_bits(typingctx, x):
+    """2**n from x = n + 1.5 * 2**23, by moving n into the exponent; no float to int cast, whose
+    result for NaN would be undefined."""
+
+    def codegen(context, builder, signature, args):
+        i32 = ir.IntType(32)
+        bits = builder.bitcast(args[0], i32)
+        exponent = builder.shl(bits, ir.Constant(i32, 23))
+        return builder.bitcast(builder.add(exponent, ir.Constant(i32, 0x3F800000)), ir.FloatType())
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def ordered_bits(typingctx, x):
+    """int32 that sorts as the float32 x does: integer maxima vectorise without giving up NaN."""
+
+    def codegen(context, builder, signature, args):
+        i32 = ir.IntType(32)
+        bits = builder.bitcast(args[0], i32)
+        sign = builder.ashr(bits, ir.Constant(i32, 31))
+        return builder.xor(bits, builder.and_(sign, ir.Constant(i32, 0x7FFFFFFF)))
+
+    return types.int32(types.float32), codegen
+
+
+@intrinsic
+def from_ordered_bits(typingctx, x):
+    """The float32 of `ordered_bits`."""
+
+    def codegen(context, builder, signature, args):
+        i32 = ir.IntType(32)
+        sign = builder.ashr(args[0], ir.Constant(i32, 31))
+        bits = builder.xor(args[0], builder.and_(sign, ir.Constant(i32, 0x7FFFFFFF)))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+@intrinsic(prefer_literal=True)
+def stack_array(typingctx, size):
+    """Uninitialised float32[size] on the stack, size a constant: `a = stack_array(32); a[i]`.
+
+    LLVM knows that nothing else points to it, so a loop of constant length over it vectorises
+    without overlap tests and, where all indices become constant, ends up in registers. (Loops of
+    very few operations are unrolled before they are vectorised: give them 4 rows at a time.)
+    """
+    if not isinstance(size, types.IntegerLiteral):
+        raise RequireLiteralValue("the size of a stack array must be a constant")
+    length = ir.Constant(ir.IntType(64), size.literal_value)
+
+    def codegen(context, builder, signature, args):
+        return cgutils.alloca_once(builder, ir.FloatType(), size=length)
+
+    return types.CPointer(types.float32)(size), codegen
+
+
+@njit(fastmath=FAST, forceinline=True)
+def exp2(x):
+    """2**x, relative error below 2e-7 on [-126, 127]; 0 below -126; NaN stays NaN."""
+    tiny = x < _LOWEST
+    x = _LOWEST if x < _LOWEST else x
+    x = _HIGHEST if x > _HIGHEST else x
+    n = rint(x)
+    r = x - n
+    p = F(1.535336188319500e-4)
+    p = p * r + F(1.339887440266574e-3)
+    p = p * r + F(9.618437357674640e-3)
+    p = p * r + F(5.550332471162809e-2)
+    p = p * r + F(2.402264791363012e-1)
+    p = p * r + F(6.931472028550421e-1)
+    y = (p * r + F(1.0)) * power_of_two_from_bits(n + _ROUND)
+    return F(0.0) if tiny else y
+
+
+@njit(fastmath=FAST, forceinline=True)
+def exp(x):
+    """e**x, relative error below 2e-7 on [-87, 88]; clamped outside; NaN stays NaN.
+
+    ln 2 is subtracted in two parts (Cody and Waite), the remainder goes to Cephes' polynomial.
+    """
+    x = F(-87.0) if x < F(-87.0) else x
+    x = F(88.0) if x > F(88.0) else x
+    n = rint(x * _LOG2_E)
+    r = x - n * F(0.693359375)
+    r = r - n * F(-2.12194440e-4)
+    p = F(1.9875691500e-4)
+    p = p * r + F(1.3981999507e-3)
+    p = p * r + F(8.3334519073e-3)
+    p = p * r + F(4.1665795894e-2)
+    p = p * r + F(1.6666665459e-1)
+    p = p * r + F(5.0000001201e-1)
+    return (p * r * r + r + F(1.0)) * power_of_two_from_bits(n + _ROUND)
+
+
+def flat(array: np.ndarray) -> np.ndarray:
+    """One-dimensional view of a C-contiguous array (a copy would lose what a kernel writes)."""
+    if not array.flags.c_contiguous:
+        raise ValueError(f"array of shape {array.shape} is not C-contiguous: pass a contiguous "
+                         "array, for example np.ascontiguousarray(a)")
+    return array.reshape(-1)

@@ -1,0 +1,146 @@
+"""Compare an implementation with the oracle: one comparison for the tests and for the bench.
+
+The float64 oracle gives the expected result. The same formula run by NumPy in float32 shows what
+rounding costs on this very input, and the allowed error is a small multiple of that error.
+"""
+
+import inspect
+import zlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..registry import load_op, load_spec
+from .spec import Case, Function, label, parse
+
+GUARD_WORDS = 17  # odd, so that the arrays between guards have no more than 4-byte alignment
+GUARD_BITS = 0x7FC0DEAD  # a NaN: reading it shows, and any write to it shows
+FLOOR_ULPS = 4  # where the float32 run happens to be exact, this much of the largest value
+
+
+def build_arguments(op: str, name: str, case: Case) -> dict[str, Any]:
+    """All arguments of one call in signature order, in float64.
+
+    Overwritten arrays hold NaN, arrays that are added to hold random values.
+    """
+    spec, oracle = load_spec(op), load_op(op, "oracle")
+    function: Function = spec.FUNCTIONS[name]
+    rng = np.random.default_rng(zlib.crc32(f"{op} {label(case)}".encode()))
+    given = spec.make_inputs(rng, case)
+    parameters = inspect.signature(getattr(oracle, name)).parameters
+    if any(p not in given and p not in function.outputs for p in parameters):
+        arguments = build_arguments(op, "forward", case)
+        oracle.forward(**arguments)
+        given = {**arguments, **given}
+    for output in function.overwritten.keys() | function.added_to.keys():
+        if output not in given or given[output] is not None:
+            given[output] = np.full(parse(function.outputs[output], given).shape(case), np.nan)
+    for output in function.added_to:
+        if given[output] is not None:
+            given[output] = rng.standard_normal(given[output].shape)
+    return {parameter: given[parameter] for parameter in parameters}
+
+
+def cast(arguments: Mapping[str, Any], dtype: type) -> dict[str, Any]:
+    """A copy of the arguments with every floating-point array in `dtype`."""
+    return {
+        name: value.astype(dtype if value.dtype.kind == "f" else value.dtype)
+        if isinstance(value, np.ndarray)
+        else value
+        for name, value in arguments.items()
+    }
+
+
+def verify(op: str, name: str, case: Case, implementation: Callable[..., None]) -> list[str]:
+    """What is wrong with `implementation` as `<op>.<name>` on this case; empty if nothing.
+
+    Checked: every output within the allowed error, the write rule, memory around every array
+    untouched, inputs unchanged, the same bits from a second call, and each call in place that the
+    op's table allows.
+    """
+    spec, oracle = load_spec(op), getattr(load_op(op, "oracle"), name)
+    function: Function = spec.FUNCTIONS[name]
+    arguments = cast(build_arguments(op, name, case), np.float32)
+    expected, yardstick = cast(arguments, np.float64), cast(arguments, np.float32)
+    oracle(**expected)
+    oracle(**yardstick)
+
+    def call(in_place: dict[str, str]) -> tuple[dict[str, np.ndarray], list[str]]:
+        results, faults = _run(function, implementation, arguments, in_place)
+        for output in results:
+            fault = compare(results[output], expected[output], yardstick[output], spec.TOLERANCE)
+            if fault:
+                faults.append(f"{output}: {fault}")
+        return results, faults
+
+    first, faults = call({})
+    again, _ = call({})
+    faults += [
+        f"{output}: a second call gives other bits"
+        for output in first
+        if first[output].tobytes() != again[output].tobytes()
+    ]
+    for output, sources in function.in_place.items():
+        for source in sources:
+            faults += [f"with {output} = {source}: {fault}" for fault in call({output: source})[1]]
+    return faults
+
+
+def _run(
+    function: Function,
+    implementation: Callable[..., None],
+    arguments: Mapping[str, Any],
+    in_place: Mapping[str, str],
+) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Call with copies that have guard words around them; returns the outputs and faults."""
+    arrays = {n: a for n, a in arguments.items() if isinstance(a, np.ndarray)}
+    buffers = {name: _guarded(array) for name, array in arrays.items()}
+    views = {name: _inside(buffers[name], array) for name, array in arrays.items()}
+    for output, source in in_place.items():
+        views[output] = views[source]
+    implementation(*({**arguments, **views}.values()))
+    faults = []
+    for name, array in arrays.items():
+        guards = buffers[name][:GUARD_WORDS], buffers[name][-GUARD_WORDS:]
+        if any((guard != GUARD_BITS).any() for guard in guards):
+            faults.append(f"{name}: memory beside the array was written")
+        is_written = name in function.outputs or name in in_place.values()
+        if not is_written and views[name].tobytes() != array.tobytes():
+            faults.append(f"{name}: an input was changed")
+    return {name: views[name] for name in function.outputs if name in views}, faults
+
+
+def _guarded(array: np.ndarray) -> np.ndarray:
+    buffer = np.full(array.size + 2 * GUARD_WORDS, GUARD_BITS, np.uint32)
+    _inside(buffer, array)[...] = array
+    return buffer
+
+
+def _inside(buffer: np.ndarray, array: np.ndarray) -> np.ndarray:
+    return buffer[GUARD_WORDS:-GUARD_WORDS].view(array.dtype).reshape(array.shape)
+
+
+def compare(
+    result: np.ndarray, expected: np.ndarray, yardstick: np.ndarray, factor: float
+) -> str | None:
+    """None if `result` is close enough to `expected`, else one sentence.
+
+    Allowed is `factor` times the largest error of `yardstick` (the oracle in float32), but not
+    less than a few units in the last place of the largest expected value. NaN and infinity must
+    stand exactly where the oracle has them.
+    """
+    finite = np.isfinite(expected)
+    wrong = np.isfinite(result) != finite
+    if wrong.any():
+        return f"{int(wrong.sum())} of {wrong.size} elements are (not) finite, unlike the oracle's"
+    if not finite.any():
+        return None
+    error = np.abs(result - expected, where=finite, out=np.zeros_like(expected))
+    reference = np.abs(yardstick - expected, where=finite, out=np.zeros_like(expected))
+    scale = np.abs(expected[finite]).max()
+    allowed = factor * reference.max() + FLOOR_ULPS * np.finfo(np.float32).eps * scale
+    if error.max() <= allowed:
+        return None
+    place = tuple(int(i) for i in np.unravel_index(error.argmax(), error.shape))
+    return f"error {error.max():.3g} at {place}, allowed {allowed:.3g}"

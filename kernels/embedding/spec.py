@@ -1,0 +1,70 @@
+"""Shapes, cases and costs of the embedding."""
+
+from typing import Any
+
+import numpy as np
+
+from ..common.checks import require_between
+from ..common.spec import Arguments, Case, Function
+
+
+def _require(arguments: Arguments) -> None:
+    wte = arguments.get("wte", arguments.get("dwte"))
+    wpe = arguments.get("wpe", arguments.get("dwpe"))
+    ids, start = arguments["ids"], arguments["start"]
+    last = len(wte) - 1
+    require_between("ids", ids, 0, last, f"the table has {len(wte)} rows: encode the text with it")
+    require_between(
+        "start", start, 0, len(wpe) - ids.shape[1],
+        f"{ids.shape[1]} columns must fit into the {len(wpe)} positions",
+    )
+
+
+FUNCTIONS = {
+    "forward": Function(
+        overwritten={"x": "B*T d"},
+        inputs={"ids": "int32 B T", "wte": "Vp d", "wpe": "context d"},
+        require=_require,
+        flops=lambda c: c["B"] * c["T"] * c["d"],
+        bytes_moved=lambda c: 4 * c["T"] * (2 * c["B"] * c["d"] + c["d"] + c["B"]),
+    ),
+    "backward": Function(
+        added_to={"dwte": "Vp d", "dwpe": "context d"},
+        inputs={"dx": "B*T d", "ids": "int32 B T"},
+        require=_require,
+        flops=lambda c: 2 * c["B"] * c["T"] * c["d"],
+        bytes_moved=lambda c: 4 * c["T"] * (3 * c["B"] * c["d"] + 2 * c["d"] + c["B"]),
+    ),
+}
+
+CASES = (
+    {"B": 1, "T": 1, "d": 1, "Vp": 1, "context": 1, "start": 0},
+    {"B": 3, "T": 7, "d": 30, "Vp": 61, "context": 9, "start": 2},
+    {"B": 2, "T": 33, "d": 257, "Vp": 255, "context": 64, "start": 31},
+    {"B": 31, "T": 10, "d": 33, "Vp": 2, "context": 10, "start": 0},
+    {"B": 1, "T": 1023, "d": 5, "Vp": 3, "context": 1024, "start": 1},
+    {"B": 1, "T": 257, "d": 31, "Vp": 8576, "context": 257, "start": 0},
+)
+BENCH_CASES = (
+    {"B": 8, "T": 128, "d": 128, "Vp": 256, "context": 128, "start": 0},
+    {"B": 1, "T": 1024, "d": 768, "Vp": 8576, "context": 1024, "start": 0},
+)
+GRADIENTS = {"dwte": "wte", "dwpe": "wpe"}
+TOLERANCE = 4
+
+
+def make_inputs(rng: np.random.Generator, case: Case) -> dict[str, Any]:
+    B, T, d, Vp, context = (case[key] for key in ("B", "T", "d", "Vp", "context"))
+    ids = rng.integers(Vp, size=(B, T), dtype=np.int32)
+    ids[0, 0], ids[-1, -1] = 0, Vp - 1
+    return {
+        "ids": ids,
+        "wte": rng.standard_normal((Vp, d)),
+        "wpe": rng.standard_normal((context, d)),
+        "start": case["start"],
+        "dx": rng.standard_normal((B * T, d)),
+    }
+
+
+def objective(outputs: Arguments, inputs: Arguments) -> float:
+    return np.sum(outputs["x"] * inputs["dx"])

@@ -1,0 +1,21 @@
+"""Global norm of the gradients.
+
+    norm[0] = sqrt(sum(grads^2))
+
+over all parameters as one vector: the number that is logged, and by which gradients are clipped
+(grad_scale = min(1, limit / norm), see kernels.adamw). A NaN or an infinity in any element makes
+the norm not finite: it is the one check that guards an update, so nothing may swallow it.
+
+Shapes      grads [P]; norm [1]
+Write rule  norm is overwritten.
+Cost        2*P operations, 4*P bytes; bound by memory. The sum runs in a fixed order.
+
+Source: Pascanu, Mikolov and Bengio, "On the difficulty of training Recurrent Neural Networks"
+(2012), section 3.2.
+"""
+
+from ..common.dispatch import by_array_type
+
+__all__ = ["forward"]
+
+forward = by_array_type(__name__, "forward")

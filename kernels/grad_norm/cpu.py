@@ -1,0 +1,33 @@
+"""CPU gradient norm: float64 sums of fixed chunks, added in order; NaN and inf pass through."""
+
+import math
+
+import numpy as np
+from numba import prange
+
+from ..common.cache import njit
+from ..common.cpu_math import FAST_SUM
+
+CHUNK = 32768  # elements of one partial sum; scratch is 8 bytes per chunk
+
+
+def forward(norm, grads) -> None:
+    """norm[0] = sqrt(sum of squares of grads [P]); not finite if any element is not."""
+    norm[0] = math.sqrt(_sum_of_squares(grads))
+
+
+@njit(parallel=True, fastmath=FAST_SUM)
+def _sum_of_squares(grads):
+    chunks = (grads.size + CHUNK - 1) // CHUNK
+    partial = np.empty(chunks, np.float64)
+    for chunk in prange(chunks):
+        lo = chunk * CHUNK
+        part = grads[lo:min(lo + CHUNK, grads.size)]
+        total = 0.0
+        for i in range(part.size):
+            total += np.float64(part[i]) * np.float64(part[i])
+        partial[chunk] = total
+    total = 0.0
+    for chunk in range(chunks):
+        total += partial[chunk]
+    return total

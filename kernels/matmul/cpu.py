@@ -1,0 +1,173 @@
+"""CPU matrix products: NumPy's BLAS does the products, fused parallel loops do the rest.
+
+Transposed operands are views, which BLAS takes without a copy. Scratch: 4 MB per calling thread,
+the block of a weight gradient that is added to dw while it is still in the cache.
+"""
+
+import threading
+
+import numpy as np
+from numba import prange
+
+from ..common.cache import njit
+from ..common.cpu_math import FAST, FAST_SUM, F
+from ..gelu.cpu import gelu
+
+SCRATCH_ELEMENTS = 1 << 20
+ROW_BLOCKS = 16  # fixed number of partial column sums, whatever the number of threads
+
+_thread = threading.local()
+
+
+def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
+    """y = x·w + bias, or y = GELU(pre_gelu) with pre_gelu = x·w + bias.
+
+    x [M,K]; w [K,N], or [N,K] with transpose_w; y and pre_gelu [M,N]; pre_gelu, bias may be None.
+    """
+    product = y if pre_gelu is None else pre_gelu
+    if x.shape[0] == 1:
+        (_row_times_transposed if transpose_w else _row_times)(product[0], x[0], w)
+    else:
+        np.matmul(x, w.T if transpose_w else w, out=product)
+    if pre_gelu is not None:
+        _bias_gelu(y, pre_gelu, _zeros(y.shape[1]) if bias is None else bias)
+    elif bias is not None:
+        _add_bias(y, bias)
+
+
+def backward(dx, dw, dbias, dy, x, w, transpose_w: bool) -> None:
+    """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to."""
+    if dx is not None:
+        np.matmul(dy, w if transpose_w else w.T, out=dx)
+    if transpose_w:
+        _add_product(dw, dy.T, x)
+    else:
+        _add_product(dw, x.T, dy)
+    if dbias is not None:
+        _add_column_sums(dbias, dy)
+
+
+def _add_product(dw, a, b) -> None:
+    """dw += a·b in blocks along dw's longer side, so that a block of any shape stays squarish."""
+    if not hasattr(_thread, "scratch"):
+        _thread.scratch = np.empty(SCRATCH_ELEMENTS, np.float32)
+    rows, columns = dw.shape
+    longer, shorter = max(rows, columns), min(rows, columns)
+    blocks = -(-longer * shorter // SCRATCH_ELEMENTS)
+    size = min((-(-longer // blocks) + 15) // 16 * 16, max(1, SCRATCH_ELEMENTS // shorter))
+    for lo in range(0, longer, size):
+        part = slice(lo, min(lo + size, longer))
+        target = dw[part] if rows >= columns else dw[:, part]
+        block = _thread.scratch[:target.size].reshape(target.shape)
+        if rows >= columns:
+            np.matmul(a[part], b, out=block)
+        else:
+            np.matmul(a, b[:, part], out=block)
+        _add_block(target, block)
+
+
+def _zeros(width: int) -> np.ndarray:
+    return np.zeros(width, np.float32)
+
+
+@njit(parallel=True)
+def _add_block(target, block):
+    for row in prange(block.shape[0]):
+        t = target[row]
+        s = block[row]
+        for j in range(s.size):
+            t[j] += s[j]
+
+
+@njit(parallel=True)
+def _add_bias(y, bias):
+    for row in prange(y.shape[0]):
+        yr = y[row]
+        for j in range(yr.size):
+            yr[j] += bias[j]
+
+
+@njit(parallel=True, fastmath=FAST)
+def _bias_gelu(y, pre_gelu, bias):
+    for row in prange(y.shape[0]):
+        yr = y[row]
+        pre = pre_gelu[row]
+        for j in range(yr.size):
+            v = pre[j] + bias[j]
+            pre[j] = v
+            yr[j] = gelu(v)
+
+
+@njit(parallel=True)
+def _add_column_sums(dbias, dy):
+    rows, width = dy.shape
+    blocks = min(ROW_BLOCKS, rows)
+    partial = np.zeros((blocks, width), np.float32)
+    for block in prange(blocks):
+        sums = partial[block]
+        row = block * rows // blocks
+        last = (block + 1) * rows // blocks
+        while row + 4 <= last:
+            r0 = dy[row]
+            r1 = dy[row + 1]
+            r2 = dy[row + 2]
+            r3 = dy[row + 3]
+            for j in range(width):
+                sums[j] += (r0[j] + r1[j]) + (r2[j] + r3[j])
+            row += 4
+        while row < last:
+            r0 = dy[row]
+            for j in range(width):
+                sums[j] += r0[j]
+            row += 1
+    for block in range(blocks):
+        sums = partial[block]
+        for j in range(width):
+            dbias[j] += sums[j]
+
+
+@njit(parallel=True, fastmath=FAST_SUM)
+def _row_times_transposed(y, x, w):
+    """y [N] = w·x for w [N,K]: one streamed row at a time (BLAS reaches half the memory speed)."""
+    for n in prange(w.shape[0]):
+        row = w[n]
+        total = F(0.0)
+        for k in range(row.size):
+            total += row[k] * x[k]
+        y[n] = total
+
+
+@njit(parallel=True, fastmath=FAST)
+def _row_times(y, x, w):
+    """y [N] = x·w for w [K,N]: fixed blocks of rows are streamed, then their sums added."""
+    rows, width = w.shape
+    blocks = min(ROW_BLOCKS, rows)
+    partial = np.zeros((blocks, width), np.float32)
+    for block in prange(blocks):
+        sums = partial[block]
+        k = block * rows // blocks
+        last = (block + 1) * rows // blocks
+        while k + 4 <= last:  # four rows share one load and store of the sums
+            r0 = w[k]
+            r1 = w[k + 1]
+            r2 = w[k + 2]
+            r3 = w[k + 3]
+            x0 = x[k]
+            x1 = x[k + 1]
+            x2 = x[k + 2]
+            x3 = x[k + 3]
+            for j in range(width):
+                sums[j] += x0 * r0[j] + x1 * r1[j] + x2 * r2[j] + x3 * r3[j]
+            k += 4
+        while k < last:
+            row = w[k]
+            factor = x[k]
+            for j in range(width):
+                sums[j] += factor * row[j]
+            k += 1
+    for j in range(width):
+        y[j] = F(0.0)
+    for block in range(blocks):
+        sums = partial[block]
+        for j in range(width):
+            y[j] += sums[j]

@@ -1,0 +1,14 @@
+"""Set-up shared by the whole suite."""
+
+import os
+import sys
+from pathlib import Path
+
+# As the programs do before NumPy and Numba load: the BLAS and the OpenMP threads must not spin
+# against each other on a small machine.
+os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+os.environ.setdefault("OPENBLAS_THREAD_TIMEOUT", "4")
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))

@@ -1,0 +1,77 @@
+"""What is special about AdamW: values worked out by hand, and ten steps in a row."""
+
+import numpy as np
+import pytest
+
+from kernels.registry import op_table
+
+TABLES = {"oracle": op_table("oracle").adamw, "cpu": op_table("cpu").adamw}
+
+
+@pytest.fixture(params=TABLES)
+def adamw(request):
+    return TABLES[request.param]
+
+
+def step(adamw, state, grads, number, *, n_decay=0, lr=0.1, weight_decay=0.0, grad_scale=1.0):
+    """Step `number` (from 1) on state = (weights, m, v), betas 0.9 and 0.95."""
+    adamw.update(*state, grads, n_decay, lr, 0.9, 0.95, 1e-8, weight_decay,
+                 1 - 0.9**number, 1 - 0.95**number, grad_scale)
+
+
+def fresh(weights, dtype=np.float32):
+    weights = np.array(weights, dtype)
+    return weights, np.zeros_like(weights), np.zeros_like(weights)
+
+
+def test_the_first_step_has_the_size_of_the_rate(adamw):
+    """0.955279 would mean that the bias correction is missing."""
+    state = fresh([1.0])
+    step(adamw, state, np.array([0.5], np.float32), 1)
+    assert state[0][0] == pytest.approx(0.9, abs=1e-6)
+    assert state[1][0] == pytest.approx(0.05) and state[2][0] == pytest.approx(0.0125)
+
+
+def test_decay_alone(adamw):
+    """Gradients zero, rate 0.1, decay 0.1: matrices times 0.99, the rest as it was."""
+    state = fresh([1.0, -2.0, 3.0, 4.0, 5.0])
+    step(adamw, state, np.zeros(5, np.float32), 1, n_decay=3, weight_decay=0.1)
+    np.testing.assert_allclose(state[0][:3], [0.99, -1.98, 2.97], rtol=1e-6)
+    assert state[0][3:].tolist() == [4.0, 5.0]
+    assert not state[1].any() and not state[2].any()
+
+
+def test_grad_scale_is_applied_to_the_gradient(adamw):
+    """Gradients [3, 4] clipped to norm 1 are [0.6, 0.8]."""
+    state = fresh([0.0, 0.0])
+    step(adamw, state, np.array([3.0, 4.0], np.float32), 1, grad_scale=1 / 5)
+    np.testing.assert_allclose(state[1], [0.06, 0.08], rtol=1e-5)
+    np.testing.assert_allclose(state[2], [0.05 * 0.36, 0.05 * 0.64], rtol=1e-5)
+
+
+def test_padding_stays_zero(adamw):
+    state = fresh(np.zeros(100))
+    for number in range(1, 4):
+        step(adamw, state, np.zeros(100, np.float32), number, n_decay=50, weight_decay=0.1)
+    assert not np.any(state)
+
+
+def test_a_nan_gradient_touches_its_own_element_only(adamw):
+    state, grads = fresh(np.ones(70)), np.ones(70, np.float32)
+    grads[33] = np.nan
+    step(adamw, state, grads, 1)
+    for array in state:
+        assert np.isnan(array[33]) and np.isfinite(np.delete(array, 33)).all()
+
+
+def test_ten_steps_stay_with_the_oracle():
+    rng = np.random.default_rng(0)
+    weights = rng.standard_normal(3001)
+    exact, single = fresh(weights, np.float64), fresh(weights)
+    exact[0][:] = single[0]
+    for number in range(1, 11):
+        grads = (rng.standard_normal(3001) * 10.0 ** rng.integers(-6, 2, 3001)).astype(np.float32)
+        options = {"n_decay": 1777, "lr": 1e-3, "weight_decay": 0.1, "grad_scale": 0.5}
+        step(TABLES["oracle"], exact, grads.astype(np.float64), number, **options)
+        step(TABLES["cpu"], single, grads, number, **options)
+    np.testing.assert_allclose(single[0], exact[0], rtol=1e-6, atol=1e-6)

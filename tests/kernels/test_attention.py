@@ -1,0 +1,104 @@
+"""What is special about attention: causality, the cache, and scores of any size."""
+
+import numpy as np
+import pytest
+
+from kernels.registry import op_table
+
+TABLES = {"oracle": op_table("oracle").attention, "cpu": op_table("cpu").attention}
+B, T, H, D = 2, 37, 3, 10
+d = H * D
+
+
+@pytest.fixture(params=TABLES)
+def attention(request):
+    return TABLES[request.param]
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def forward(attention, qkv, n_sequences=B):
+    length = len(qkv) // n_sequences
+    out = np.full((len(qkv), d), np.nan, np.float32)
+    lse = np.full((n_sequences, H, length), np.nan, np.float32)
+    attention.forward(out, lse, qkv)
+    return out, lse
+
+
+@pytest.mark.parametrize("changed", [0, 1, 17, T - 1])
+def test_the_past_does_not_see_the_future(attention, changed):
+    """Changing token `changed` leaves the output of earlier tokens as it was, bit for bit."""
+    qkv = normal(B * T, 3 * d)
+    before, _ = forward(attention, qkv)
+    after_qkv = qkv.copy()
+    after_qkv.reshape(B, T, 3 * d)[:, changed] = 100
+    after, _ = forward(attention, after_qkv)
+    before, after = before.reshape(B, T, d), after.reshape(B, T, d)
+    assert before[:, :changed].tobytes() == after[:, :changed].tobytes()
+    assert (before[:, changed:] != after[:, changed:]).any(axis=(0, 2)).all()
+
+
+def test_a_gradient_reaches_no_later_token(attention):
+    qkv = normal(B * T, 3 * d)
+    out, lse = forward(attention, qkv)
+    dout = np.zeros((B, T, d), np.float32)
+    dout[:, :10] = 1
+    dqkv = np.full_like(qkv, np.nan)
+    attention.backward(dqkv, dout.reshape(B * T, d), out, lse, qkv)
+    dqkv = dqkv.reshape(B, T, 3 * d)
+    assert (dqkv[:, 10:] == 0).all()
+    assert np.abs(dqkv[:, :10]).sum() > 0
+
+
+def test_the_first_token_attends_to_itself_alone(attention):
+    qkv = normal(B * T, 3 * d)
+    out, _ = forward(attention, qkv)
+    values = qkv.reshape(B, T, 3 * d)[:, 0, 2 * d :]
+    np.testing.assert_allclose(out.reshape(B, T, d)[:, 0], values, rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [1e3, -1e3])
+def test_huge_equal_scores_are_averaged(attention, size):
+    """q · k = size for every pair: each softmax is uniform (exp without the maximum fails)."""
+    qkv = normal(B * T, 3 * d)
+    qkv[:, :d] = size
+    qkv[:, d : 2 * d] = 1
+    out, lse = forward(attention, qkv)
+    values = qkv.reshape(B, T, 3 * d)[:, :, 2 * d :].astype(np.float64)
+    means = np.cumsum(values, axis=1) / np.arange(1, T + 1)[:, None]
+    np.testing.assert_allclose(out.reshape(B, T, d), means, atol=1e-4)
+    expected = size * np.sqrt(D) + np.log(np.arange(1, T + 1))
+    np.testing.assert_allclose(lse, np.broadcast_to(expected, lse.shape), rtol=1e-6)
+
+
+def test_nan_reaches_the_tokens_that_see_it(attention):
+    qkv = normal(B * T, 3 * d)
+    qkv.reshape(B, T, 3, H, D)[0, 20, 1, 1] = np.nan  # one key of sequence 0, head 1
+    out, _ = forward(attention, qkv)
+    out = out.reshape(B, T, H, D)
+    assert np.isnan(out[0, 20:, 1]).all()
+    out[0, 20:, 1] = 0
+    assert np.isfinite(out).all()
+
+
+@pytest.mark.parametrize("prompt", [1, 7, T - 1])
+def test_decoding_with_the_cache_equals_full_attention(attention, prompt):
+    """Append a prompt at once, then one token at a time: every output as in one full forward."""
+    qkv = normal(B * T, 3 * d).reshape(B, T, 3 * d)
+    full, _ = forward(attention, qkv.reshape(B * T, 3 * d))
+    full = full.reshape(B, T, d)
+    k_cache = np.full((B, H, T + 3, D), np.nan, np.float32)
+    v_cache = k_cache.copy()
+    chunk = np.ascontiguousarray(qkv[:, :prompt]).reshape(B * prompt, 3 * d)
+    attention.append(k_cache, v_cache, chunk, 0)
+    for position in range(prompt, T):
+        token = np.ascontiguousarray(qkv[:, position])
+        attention.append(k_cache, v_cache, token, position)
+        out = np.full((B, d), np.nan, np.float32)
+        attention.decode(out, token, k_cache, v_cache, position)
+        np.testing.assert_allclose(out, full[:, position], rtol=1e-5, atol=1e-6)
+    keys = qkv[:, :, d : 2 * d].reshape(B, T, H, D).transpose(0, 2, 1, 3)
+    assert k_cache[:, :, :T].tobytes() == np.ascontiguousarray(keys).tobytes()
+    assert np.isnan(k_cache[:, :, T:]).all() and np.isnan(v_cache[:, :, T:]).all()

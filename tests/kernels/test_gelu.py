@@ -1,0 +1,41 @@
+"""What is special about GELU: its tails, and NaN."""
+
+import numpy as np
+import pytest
+
+from kernels.registry import op_table
+
+TABLES = {"oracle": op_table("oracle").gelu, "cpu": op_table("cpu").gelu}
+
+
+@pytest.fixture(params=TABLES)
+def gelu(request):
+    return TABLES[request.param]
+
+
+def value_and_slope(gelu, x):
+    x = np.array(x, np.float32)
+    y, dx = np.full((2, *x.shape), np.nan, np.float32)
+    gelu.forward(y, x)
+    gelu.backward(dx, np.ones_like(x), x)
+    return y, dx
+
+
+def test_known_values(gelu):
+    y, dx = value_and_slope(gelu, [0.0, 1.0, -1.0])
+    np.testing.assert_allclose(y, [0, 0.841192, -0.158808], atol=1e-6)
+    np.testing.assert_allclose(dx, [0.5, 1.082964, -0.082964], atol=1e-6)
+
+
+def test_tails_are_x_and_0_with_slopes_1_and_0(gelu):
+    x = np.array([10, 30, 100, 1e4], np.float32)
+    y, dx = value_and_slope(gelu, np.concatenate([x, -x]))
+    np.testing.assert_allclose(y, [*x, 0, 0, 0, 0], rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(dx, [1, 1, 1, 1, 0, 0, 0, 0], atol=1e-6)
+
+
+def test_nan_stays_in_its_element(gelu):
+    x = np.ones(67)
+    x[40] = np.nan
+    for array in value_and_slope(gelu, x):
+        assert np.isnan(array[40]) and np.isfinite(np.delete(array, 40)).all()

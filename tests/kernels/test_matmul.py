@@ -1,0 +1,47 @@
+"""What is special about the linear layer: NaN, and one row at a time as in generation."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from kernels.registry import op_table
+
+CPU = op_table("cpu").matmul
+
+
+def product(x, w, transpose_w=False):
+    columns = w.shape[0] if transpose_w else w.shape[1]
+    y = np.full((len(x), columns), np.nan, np.float32)
+    CPU.forward(y, None, x, w, None, transpose_w)
+    return y
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize("rows", [1, 2, 33])
+def test_nan_in_x_stays_in_its_row(rows, transpose_w):
+    rng = np.random.default_rng(0)
+    x, w = rng.standard_normal((rows, 31)), rng.standard_normal((31, 65))
+    x[-1, 7] = np.nan
+    w = np.ascontiguousarray(w.T if transpose_w else w, np.float32)
+    y = product(x.astype(np.float32), w, transpose_w)
+    assert np.isnan(y[-1]).all() and np.isfinite(y[:-1]).all()
+
+
+def test_nan_in_w_is_not_hidden_by_a_zero_in_x():
+    x, w = np.zeros((1, 31), np.float32), np.ones((31, 65), np.float32)
+    w[30, 64] = np.nan
+    for rows in (1, 3):
+        y = product(np.repeat(x, rows, axis=0), w)
+        assert np.isnan(y[:, 64]).all() and (y[:, :64] == 0).all()
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_weight_gradients_of_every_small_shape(transpose_w):
+    """dw is added to block by block; no shape may fall between the blocks."""
+    for K, N in itertools.product((1, 2, 7, 15, 16, 17), repeat=2):
+        x, dy = np.ones((3, K), np.float32), np.ones((3, N), np.float32)
+        w = np.ones((N, K) if transpose_w else (K, N), np.float32)
+        dw, dbias = np.ones_like(w), np.ones(N, np.float32)
+        CPU.backward(None, dw, dbias, dy, x, w, transpose_w)
+        assert (dw == 4).all() and (dbias == 4).all(), (K, N)
