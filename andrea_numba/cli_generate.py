@@ -1,0 +1,181 @@
+"""`andrea-generate`: continue a text with a trained model.
+
+stdout carries the text (or JSON) alone; everything said about it goes to stderr. NumPy and Numba
+are imported inside functions, after the thread settings and not at all for `--help`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import args
+from .config import GenerateConfig, check_limits
+from .environment import prepare_threads
+from .errors import UserError
+
+PROGRAM = "andrea-generate"
+SEPARATOR = "-" * 40  # the line between two samples
+DESCRIPTION = "Continue a text with a trained model."
+EPILOG = """\
+examples:
+  andrea-generate --prompt "Once upon a time"
+  andrea-generate runs/stories-nano --temperature 0 --max-tokens 50
+  andrea-generate --prompt-file letter.txt --num-samples 3 --json > samples.jsonl
+
+A prompt that begins with a dash needs the form --prompt=-TEXT.
+Exit codes: 0 done, 2 something to correct, 130 interrupted."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the program; return its exit code."""
+    _replace_closed_streams()
+    try:
+        config = _parse(argv)
+        prompt = _read_prompt(config)
+        prepare_threads(config.threads)
+        sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character
+        _generate(config, prompt)
+        return 0
+    except UserError as error:
+        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # the reader has had enough, as `head` does
+        _abandon_stdout()
+        return 0
+    except KeyboardInterrupt:
+        print(f"\n{PROGRAM}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _replace_closed_streams() -> None:
+    """A stream closed by the caller (`>&-`) is None; read it as empty and write it to nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+
+
+def _parse(argv: Sequence[str] | None) -> GenerateConfig:
+    config = GenerateConfig()
+    parser = args.Parser(prog=PROGRAM, description=DESCRIPTION, epilog=EPILOG)
+    args.add_options(parser, config, positional="checkpoint")
+    args.apply_flags(config, parser.parse(argv))
+    check_limits(config)
+    if config.prompt is not None and config.prompt_file is not None:
+        raise UserError("--prompt and --prompt-file are both given: choose one")
+    if "" in config.stop:
+        raise UserError("--stop '': an empty text is found everywhere; leave --stop out instead")
+    return config
+
+
+def _read_prompt(config: GenerateConfig) -> str:
+    """The prompt as text; line ends stay as they are, a file's byte order mark is dropped."""
+    if config.prompt_file is None:
+        # What the shell gave that is not UTF-8 arrives escaped, and is refused below.
+        return _decoded((config.prompt or "").encode("utf-8", "surrogateescape"), "--prompt")
+    source = f"--prompt-file {config.prompt_file}"
+    try:
+        raw = (sys.stdin.buffer.read() if config.prompt_file == "-"
+               else Path(config.prompt_file).read_bytes())
+    except OSError as error:
+        raise UserError(f"{source}: {error.strerror}") from None
+    return _decoded(raw, source).removeprefix("\ufeff")
+
+
+def _decoded(raw: bytes, source: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{source}: byte {raw[error.start]:#04x} at offset {error.start} is not "
+                        "valid UTF-8; convert the prompt to UTF-8") from None
+
+
+def _generate(config: GenerateConfig, prompt: str) -> None:
+    from . import checkpoint, device
+    from .decoder import Decoder
+    from .generate import generate_text, prompt_ids
+    from .sampler import Sampling, sample_rng
+
+    loaded = checkpoint.load(checkpoint.find(config.checkpoint))
+    tokenizer = loaded.tokenizer
+    if tokenizer.vocab_size > loaded.model.vocab_size:
+        raise UserError(f"{loaded.path}: its tokenizer has {tokenizer.vocab_size} ids, its model "
+                        f"knows {loaded.model.vocab_size}; the files do not belong together")
+    ids = prompt_ids(tokenizer, prompt)
+    chosen = device.choose(config.device)
+    print(chosen.line, file=sys.stderr)
+    print(f"checkpoint {loaded.path}, step {loaded.step}", file=sys.stderr)
+    decoder = Decoder(loaded.model, loaded.weights, chosen.ops, cache=config.cache)
+    if len(ids) > decoder.context:
+        print(f"the prompt has {len(ids)} tokens; the model sees the last {decoder.context}",
+              file=sys.stderr)
+    if config.max_tokens:
+        _compile(decoder, ids[:1])
+    sampling = Sampling(config.temperature, config.top_k, config.top_p,
+                        config.repetition_penalty)
+    total_tokens, total_seconds = 0, 0.0
+    for index in range(config.num_samples):
+        if not config.json:
+            _write(f"\n{SEPARATOR}\n" * (index > 0) + prompt)
+        start = time.perf_counter()
+        result = generate_text(
+            decoder, tokenizer, prompt, config.max_tokens, sampling,
+            sample_rng(config.seed, index), config.stop, None if config.json else _write)
+        seconds = time.perf_counter() - start
+        total_tokens += len(result.tokens)
+        total_seconds += seconds
+        if config.json:
+            _write(json.dumps({  # escapes all but ASCII, so no console can spoil it
+                "prompt": prompt,
+                "text": result.text,
+                "tokens": len(result.tokens),
+                "token_ids": result.tokens,
+                "stop_reason": "max_tokens" if result.stopped_by is None else "stop",
+                "stop": result.stopped_by,
+                "prompt_tokens": result.prompt_tokens,
+                "prompt_tokens_used": result.prompt_tokens_used,
+                "seed": config.seed,
+                "index": index,
+                "tokens_per_second": round(len(result.tokens) / seconds, 1),
+            }) + "\n")
+    if not config.json:
+        _write("\n")
+    if total_tokens:
+        print(f"{total_tokens} tokens in {total_seconds:.2f} s, "
+              f"{total_tokens / total_seconds:,.0f} tokens/s", file=sys.stderr)
+
+
+def _compile(decoder, ids) -> None:
+    """Use both ways of reading a token once, so that the clock counts no compilation."""
+    decoder.prefill(ids)
+    if decoder.context > 1:
+        decoder.step(int(ids[0]))
+
+
+def _write(text: str) -> None:
+    """Put text on stdout at once."""
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _abandon_stdout()
+        raise UserError(f"cannot write the text: {error.strerror}") from None
+
+
+def _abandon_stdout() -> None:
+    """Drop what is still buffered: the interpreter would try to write it at exit, and complain."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: not backed by a file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
