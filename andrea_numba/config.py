@@ -56,6 +56,8 @@ class DataConfig:
 
     data: list[str] = option(["stories"], "text files, folders, .jsonl files with a `text` field, "
                              "or the built-in corpora: stories, pydocs")
+    val_data: list[str] = option([], "validate on this file or folder instead of the last part "
+                                 "of the text; may be given several times")
     tokenizer: str = option("byte", "how text becomes token ids", choices=("byte", "char"))
     encoding: str = option("utf-8", "encoding of the text files")
     val_fraction: float = option(0.1, "last part of the text kept for validation; 0 = none",
@@ -72,7 +74,7 @@ class RunConfig:
     seed: int = option(1337, "seed of initialisation, data order and samples", at_least=0)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0)
-    out: str = option("", "folder of the run; default runs/DATA-PRESET, numbered when taken")
+    out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
     resume: bool = option(False, "continue the run in --out (default: the newest run)")
     save_every: int = option(500, "steps between checkpoints; 0 = only the last", at_least=0)
     overfit_one_batch: bool = option(False, "train on the first batch alone: loss must go to 0")
@@ -104,7 +106,7 @@ class EvalConfig:
                               "validation always scores all)", at_least=0)
     sample_every: int = option(500, "steps between samples of text; 0 = only at the end",
                                at_least=0)
-    sample_tokens: int = option(160, "length of a sample", at_least=1)
+    sample_tokens: int = option(300, "length of a sample", at_least=1)
 
 
 @dataclass

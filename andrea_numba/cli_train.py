@@ -1,0 +1,166 @@
+"""andrea-train: from the command line to a run.
+
+Exit codes: 0 done, 1 a bug, 2 something the user can fix, 3 diverged, 130 and 143 interrupted
+by SIGINT or SIGTERM (after saving).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from . import args
+from .config import PRESETS, TrainConfig, check_train
+from .environment import prepare_threads
+from .errors import UserError
+
+DESCRIPTION = """\
+Train a GPT on text. Without arguments: the preset nano on the built-in corpus, about two minutes
+on two cores. Everything a run writes goes into one folder below runs/ (see --out)."""
+
+# What --resume may change; the rest is taken from the checkpoint and must agree with it.
+CHANGEABLE = {"data", "val_data", "encoding", "steps", "device", "threads", "out", "resume",
+              "save_every", "eval_every", "eval_tokens", "sample_every", "sample_tokens",
+              "log_every", "plot"}
+
+
+def make_parser() -> args.Parser:
+    parser = args.Parser(prog="andrea-train", description=DESCRIPTION)
+    start = parser.add_argument_group("Where the settings come from (flags win over these)")
+    start.add_argument("--preset", choices=PRESETS, help="a named model and its training settings")
+    start.add_argument("--config", metavar="FILE", help="TOML file, as --print-config writes it")
+    show = parser.add_argument_group("Look without training")
+    show.add_argument("--print-config", action="store_true", help="print the settings as TOML")
+    show.add_argument("--plan", action="store_true",
+                      help="print parameters, memory, FLOPs and estimated time")
+    args.add_options(parser, TrainConfig(), positional="data")
+    return parser
+
+
+def read_config(argv: Sequence[str] | None) -> tuple[TrainConfig, object]:
+    """Defaults, then preset, then file, then flags; and the parsed flags themselves."""
+    given = make_parser().parse(argv)
+    config = TrainConfig()
+    if given.preset:
+        args.apply(config, PRESETS[given.preset], f"--preset {given.preset}")
+    if given.config:
+        args.apply(config, args.read_toml(given.config), f"--config {given.config}")
+    args.apply_flags(config, given)
+    check_train(config)
+    return config, given
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        return _main(argv)
+    except UserError as error:
+        print(f"andrea-train: error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+def _main(argv: Sequence[str] | None) -> int:
+    config, given = read_config(argv)
+    if given.print_config:
+        print(args.to_toml(config), end="")
+        return 0
+    prepare_threads(config.run.threads)  # before anything imports NumPy
+    from . import checkpoint, device
+
+    chosen = device.choose(config.run.device)
+    resumed = None
+    if config.run.resume:
+        resumed = checkpoint.load(checkpoint.find(config.run.out))
+        config = _resumed_config(config, given, resumed)
+        if resumed.step >= config.run.steps:
+            say(f"{resumed.path.parent.parent} is complete: {resumed.step} steps done; "
+                f"go on with --resume --steps N, N above {resumed.step}")
+            return 0
+    elif config.run.out and any(Path(config.run.out).glob("*")):
+        raise UserError(f"--out {config.run.out} is not empty; give a new folder, or --resume to "
+                        "go on with the run in it")
+    return _run(config, chosen, resumed, given.plan)
+
+
+def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
+    import numba
+
+    from . import plan, plot
+    from .corpora import open_corpus
+    from .run import Run, free_folder, timed
+    from .trainer import Trainer, warm_up
+
+    say(chosen.line)
+    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
+    dataset = corpus.dataset
+    for notice in dataset.notices:
+        say(notice)
+    _fix_vocabulary(config, dataset.tokenizer)
+    if resumed and resumed.state["fingerprint"] != dataset.fingerprint:
+        raise UserError(f"the text is not the one {resumed.path.parent.parent} was trained on; "
+                        "resume with the same data")
+    plan.check_fits(config)
+    say("loading kernels (compiled on first use, which takes a while)")
+    seconds = timed(lambda: warm_up(chosen.ops, config.model))
+    layer = numba.threading_layer()
+    say(f"kernels ready in {seconds:.1f} s; {numba.get_num_threads()} threads ({layer})")
+    if layer == "workqueue":
+        say("warning: Numba found no OpenMP (libgomp) and no TBB; its own thread pool is slower")
+    if only_plan:
+        print(plan.report(config, chosen.ops))
+        return 0
+    if config.log.plot and not plot.available():
+        say(plot.HINT)
+    trainer = Trainer(config, chosen.ops, dataset, resumed)
+    if resumed:
+        folder = resumed.path.parent.parent
+    else:
+        folder = Path(config.run.out) if config.run.out else free_folder(corpus.name)
+    m = config.model
+    say(f"{corpus.name}: {len(dataset.train):,} tokens to train on, {len(dataset.val):,} to "
+        f"validate; {trainer.table.count:,} parameters; {trainer.tokens_per_step:,} tokens a step "
+        f"({config.run.batch_size} × {m.context}, accumulated {config.run.grad_accum} ×)")
+    code = Run(trainer, corpus, folder, resumed).train()
+    if code == 0:
+        print(f"andrea-generate {folder}", flush=True)
+    return code
+
+
+def say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _fix_vocabulary(config: TrainConfig, tokenizer) -> None:
+    """Set a vocabulary left open to the tokenizer's; refuse one that is too small for it."""
+    model = config.model
+    if not model.vocab_size:
+        model.vocab_size = tokenizer.vocab_size
+    elif model.vocab_size < tokenizer.vocab_size:
+        raise UserError(f"--vocab-size {model.vocab_size} is too small: the {tokenizer.name} "
+                        f"tokenizer has {tokenizer.vocab_size} ids here; give at least that, or 0")
+
+
+def _resumed_config(config: TrainConfig, given, resumed) -> TrainConfig:
+    """The checkpoint's config with the changes that a resumed run may make."""
+    merged = resumed.config
+    for name, part in args.sections(config).items():
+        kept = getattr(merged, name)
+        for field in dataclasses.fields(part):
+            if vars(given).get(field.name) in (None, []):
+                continue
+            value = getattr(part, field.name)
+            if field.name in CHANGEABLE:
+                setattr(kept, field.name, value)
+            elif value != getattr(kept, field.name):
+                flag = "--" + field.name.replace("_", "-")
+                raise UserError(f"{flag} {value} differs from the {getattr(kept, field.name)} of "
+                                f"{resumed.path.parent.parent}; a resumed run may change only "
+                                + ", ".join(sorted(CHANGEABLE - {"out", "resume"})))
+    return merged
+
+
+if __name__ == "__main__":
+    sys.exit(main())

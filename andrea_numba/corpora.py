@@ -1,0 +1,74 @@
+"""What the positional arguments of `andrea-train` name: built-in corpora, files, token files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .config import DataConfig
+from .data import (
+    Dataset,
+    Document,
+    is_token_file,
+    load_token_file,
+    open_sources,
+    prepare,
+)
+from .errors import UserError
+from .tokenizers import Tokenizer
+
+
+@dataclass
+class Corpus:
+    """A named dataset. `source_entropy` is -log p per character (nats) of its validation text
+    under the law that generated it; None where no such law is known."""
+
+    name: str
+    dataset: Dataset
+    source_entropy: float | None = None
+
+
+def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = None) -> Corpus:
+    """The text that `config.data` names, as token ids: `stories`, `pydocs`, one token file, or
+    text files and folders. A file with a built-in's name is given as ./stories.
+
+    `tokenizer` is the one of the run that is resumed. Raises UserError for what cannot be read.
+    """
+    documents: Iterable[Document]
+    notices: list[str] = []
+    log_probabilities = None
+    built_in = [name for name in config.data if name in ("stories", "pydocs")]
+    if built_in and len(config.data) > 1:
+        raise UserError(f"the built-in corpus {built_in[0]} cannot be mixed with other data: "
+                        f"{' '.join(config.data)}; give it alone")
+    name = built_in[0] if built_in else Path(config.data[0]).resolve().stem or "text"
+    if len(config.data) == 1 and is_token_file(config.data[0]):
+        return Corpus(name, load_token_file(config.data[0], config.val_fraction, context))
+    if name == "stories" and built_in:
+        from .stories import generate_stories
+
+        stories = generate_stories()
+        documents = [Document.from_text(f"story {i}", s.text) for i, s in enumerate(stories)]
+        log_probabilities = [s.log_probability for s in stories]
+    elif built_in:
+        from .pydocs import collect_docstrings
+
+        documents = [Document.from_text(f"docstring {i}", text)
+                     for i, text in enumerate(collect_docstrings())]
+    else:
+        documents = open_sources(config.data, config.encoding)
+        notices += documents.notices
+    val_documents = None
+    if config.val_data:
+        val_documents = open_sources(config.val_data, config.encoding)
+        notices += val_documents.notices
+    dataset = prepare(documents, config.tokenizer, config.val_fraction, context,
+                      tokenizer=tokenizer, val_documents=val_documents)
+    dataset.notices[:0] = notices
+    entropy = None
+    if log_probabilities and dataset.n_val_documents and not val_documents:
+        # Validation holds whole documents at the end, each followed by its mark.
+        nats = -sum(log_probabilities[-dataset.n_val_documents:])
+        entropy = nats / dataset.val_characters
+    return Corpus(name, dataset, entropy)

@@ -1,0 +1,89 @@
+"""Where a run speaks: lines or a progress bar on stderr, and one JSON object an event in a file.
+
+Events: run.start, run.loss, run.eval, run.sample, run.checkpoint, run.end; each has `event`,
+`run_id`, `step` and `ts` (seconds since 1970).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from tqdm import tqdm
+
+
+class Console:
+    """Talk on stderr: a tqdm bar with lines above it on a terminal, plain lines elsewhere."""
+
+    def __init__(self, steps: int = 0, initial: int = 0):
+        self._bar = None
+        if steps and sys.stderr.isatty():
+            self._bar = tqdm(total=steps, initial=initial, unit="step", file=sys.stderr,
+                             dynamic_ncols=True, smoothing=0.1)
+
+    def line(self, text: str) -> None:
+        """One line (or several); never fails on a console that lacks a character."""
+        encoding = sys.stderr.encoding or "utf-8"
+        text = text.encode(encoding, "replace").decode(encoding)
+        if self._bar is not None:
+            self._bar.write(text, file=sys.stderr)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def step(self, text: str, log: bool) -> None:
+        """After every step: move the bar; `log` steps leave a line where there is no bar."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update()
+        elif log:
+            self.line(text)
+
+    def close(self) -> None:
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+
+class EventLog:
+    """Appends events to a JSONL file, each flushed at once."""
+
+    def __init__(self, path: Path, run_id: str, last_step: int | None = None):
+        """`last_step`: on resume, later events of the interrupted run are dropped first."""
+        self._run_id = run_id
+        if last_step is not None and path.exists():
+            kept = [line for line in path.read_text(encoding="utf-8").splitlines()
+                    if _step_of(line) <= last_step]
+            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, event: str, step: int, **values: Any) -> None:
+        record = {"event": event, "run_id": self._run_id, "step": step, "ts": time.time()}
+        record |= {name: _json_safe(value) for name, value in values.items()}
+        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _json_safe(value: Any) -> Any:
+    """JSON has no NaN or infinity: they become null."""
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _step_of(line: str) -> float:
+    """The step of one event line; infinite for a line cut short by a crash."""
+    try:
+        return json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def read_events(path: Path, event: str) -> list[dict[str, Any]]:
+    """All records of one kind from a log file."""
+    records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    return [record for record in records if record["event"] == event]

@@ -1,0 +1,101 @@
+"""What a run will need, before it needs it: parameters, bytes, FLOPs and time."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+
+import numpy as np
+
+from . import model
+from .buffers import Buffers, plan
+from .config import ModelConfig, OptimizerConfig, TrainConfig
+from .errors import UserError
+from .metrics import available_memory, byte_size, duration, flops_per_token, resident_memory
+from .optimizer import Optimizer
+from .parameters import ParameterTable
+
+PROBE_ROWS = 1024  # tokens in a probe step; more would say no more about the speed
+
+
+def memory(config: TrainConfig, baseline: int) -> dict[str, int]:
+    """Bytes by group of everything a run allocates; `baseline` is what the process holds before."""
+    table = ParameterTable(config.model)
+    groups = {"weights": 4 * table.size, "gradients": 4 * table.size,
+              "AdamW moments": 8 * table.size}
+    for buffer in plan(config.model, config.run.batch_size, config.model.context, training=True):
+        groups[buffer.group] = groups.get(buffer.group, 0) + 4 * buffer.size
+    cache = 2 * config.model.n_layer * config.model.context * config.model.d_model
+    groups["key-value cache of samples"] = 4 * cache
+    groups["runtime (Python, NumPy, Numba, compiled kernels)"] = baseline
+    return groups
+
+
+def check_fits(config: TrainConfig) -> None:
+    """Raise UserError when the plan exceeds the free memory, naming the batch that would fit."""
+    free = available_memory()
+    needed = sum(memory(config, 0).values())
+    if not free or needed <= free:
+        return
+    single = dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=1))
+    one = sum(memory(single, 0).values())
+    pair = dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=2))
+    per_sequence = sum(memory(pair, 0).values()) - one
+    fits = 1 + (free - one) // per_sequence
+    remedy = (f"--batch-size {fits} would fit (--grad-accum makes up for a smaller batch)"
+              if fits >= 1 else "lower --context, --n-layer or --d-model")
+    raise UserError(f"this run needs {byte_size(needed)} of memory and {byte_size(free)} are "
+                    f"free; {remedy}")
+
+
+def report(config: TrainConfig, ops) -> str:
+    """The plan as text: parameters counted both ways, bytes, FLOPs, and time from a short probe."""
+    m, run = config.model, config.run
+    table = ParameterTable(m)
+    baseline = resident_memory()
+    tokens = run.batch_size * run.grad_accum * m.context
+    flops = flops_per_token(m, m.context) * tokens
+    step_seconds = probe(config, ops)
+    counted = (f" ({table.count_untied:,} when the tied table is counted once per use)"
+               if m.tied else "")
+    groups = memory(config, baseline)
+    lines = [
+        f"model        {m.n_layer} blocks, d_model {m.d_model}, {m.n_head} heads of {m.head_dim}, "
+        f"context {m.context}, vocabulary {m.vocab_size} (padded to {m.padded_vocab_size})",
+        f"parameters   {table.count:,} unique{counted}",
+        "memory",
+        *(f"  {byte_size(size):>12}  {group}" for group, size in groups.items()),
+        f"  {byte_size(sum(groups.values())):>12}  peak",
+        f"step         {tokens:,} tokens, {flops / 1e9:,.1f} GFLOP",
+        f"time         about {1000 * step_seconds:,.0f} ms a step, "
+        f"{tokens / step_seconds:,.0f} tokens/s, {duration(step_seconds * run.steps)} for "
+        f"{run.steps:,} steps (from a short probe)",
+    ]
+    return "\n".join(lines)
+
+
+def probe(config: TrainConfig, ops) -> float:
+    """Estimated seconds of one step, from real steps of the same model with one and two blocks."""
+    m, run = config.model, config.run
+    sequences = min(run.batch_size, max(1, PROBE_ROWS // m.context))
+    one = _time_step(dataclasses.replace(m, n_layer=1), sequences, ops)
+    two = _time_step(dataclasses.replace(m, n_layer=2), sequences, ops)
+    whole = one + (m.n_layer - 1) * max(two - one, 0.0)
+    return whole * run.batch_size * run.grad_accum / sequences
+
+
+def _time_step(m: ModelConfig, sequences: int, ops) -> float:
+    table = ParameterTable(m)
+    weights, grads = table.zeros(), table.zeros()
+    p, g = table.views(weights), table.views(grads)
+    optimizer = Optimizer(ops, table, OptimizerConfig())
+    a = Buffers(m, sequences, m.context, training=True).views(sequences, m.context)
+    ids = np.zeros((sequences, m.context), np.int32)
+    seconds = []
+    for _ in range(3):  # the first touches the memory; the fastest counts
+        started = time.perf_counter()
+        grads.fill(0.0)
+        model.forward_backward(ops, p, g, a, ids, ids.reshape(-1), m.vocab_size, 1.0 / ids.size)
+        optimizer.update(weights, grads, 0.0, optimizer.gradient_norm(grads))
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)

@@ -1,0 +1,197 @@
+"""The training loop: steps, log lines, validations, samples, checkpoints and signals."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+import uuid
+from pathlib import Path
+
+from . import args, checkpoint, plot
+from .checkpoint import Checkpoint
+from .corpora import Corpus
+from .evaluate import bits_per_byte
+from .generate import generate_text
+from .initialize import expected_first_loss
+from .log import Console, EventLog
+from .metrics import byte_size, duration, peak_memory
+from .sampler import Sampling
+from .trainer import Diverged, StepResult, Trainer, generator
+
+EXIT_DIVERGED = 3
+SAMPLING = Sampling(temperature=0.8, top_k=0, top_p=1.0, repetition_penalty=1.0)
+
+
+class StopRequest:
+    """Turns the first SIGINT or SIGTERM into a flag; the second one ends the program at once."""
+
+    def __init__(self):
+        self.signal = 0
+
+    def __enter__(self) -> StopRequest:
+        self._before = {number: signal.signal(number, self._handle)
+                        for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def _handle(self, number: int, frame) -> None:
+        self.signal = number
+        signal.signal(number, signal.SIG_DFL)
+
+    def __exit__(self, *exception) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+
+class Run:
+    """One call of `andrea-train`: a trainer, its folder, and what it says on the way."""
+
+    def __init__(self, trainer: Trainer, corpus: Corpus, folder: Path,
+                 resumed: Checkpoint | None = None):
+        self.trainer, self.corpus, self.folder = trainer, corpus, folder
+        self.config = trainer.config
+        self.run_id = resumed.state["run_id"] if resumed else uuid.uuid4().hex[:12]
+        self._resumed = resumed
+        self._console = Console()
+        self._saved_step = resumed.step if resumed else -1
+        self._interval = (trainer.step_count, 0.0)  # steps and seconds since the last log line
+        self._seconds = 0.0  # in steps, since this program started
+        self._validation: tuple[int, float] | None = None  # step and loss of the last one
+
+    def train(self) -> int:
+        """Run to the last step; returns the program's exit code."""
+        steps, trainer = self.config.run.steps, self.trainer
+        self.folder.mkdir(parents=True, exist_ok=True)
+        log_path = self.folder / "log.jsonl"
+        self._log = EventLog(log_path, self.run_id, self._resumed.step if self._resumed else None)
+        self._console = Console(steps, trainer.step_count)
+        self._log.write("run.start", trainer.step_count, config=args.to_dict(self.config),
+                        parameters=trainer.table.count, corpus=self.corpus.name,
+                        resumed=self._resumed is not None)
+        try:
+            with StopRequest() as stop:
+                while trainer.step_count < steps and not stop.signal:
+                    self._after_step(trainer.step())
+                self.save()
+            if stop.signal:
+                self._say(f"interrupted after step {trainer.step_count}; go on with: "
+                          f"andrea-train --resume --out {self.folder}")
+                self._log.write("run.end", trainer.step_count, reason="interrupted")
+                return 128 + stop.signal
+            self._finish()
+            return 0
+        except Diverged as error:
+            self._say(f"diverged at {error}. The last checkpoint is unharmed; lower --lr, "
+                      "lengthen --warmup or set --clip")
+            self._log.write("run.end", trainer.step_count, reason="diverged")
+            return EXIT_DIVERGED
+        finally:
+            self._console.close()
+            self._log.close()
+            if self.config.log.plot and plot.available():
+                plot.write_curves(log_path, self.folder / "curves.png")
+
+    def _say(self, text: str) -> None:
+        self._console.line(text)
+
+    def _after_step(self, result: StepResult) -> None:
+        config, step = self.config, result.step
+        self._seconds += result.seconds
+        if step == 1:
+            expected = expected_first_loss(config.model)
+            self._say(f"first loss {result.loss:.3f}; {expected:.3f} is expected of a fresh model")
+        last = step == config.run.steps
+        self._log_step(result, last)
+        for every, action in ((config.eval.eval_every, self._evaluate),
+                              (config.eval.sample_every, self._sample),
+                              (config.run.save_every, self.save)):
+            if every and step % every == 0 and not last:
+                action()
+
+    def _log_step(self, result: StepResult, last: bool) -> None:
+        steps, config = self.config.run.steps, self.config
+        is_logged = last or result.step == 1 or result.step % config.log.log_every == 0
+        first, seconds = self._interval
+        seconds += result.seconds
+        count = result.step - first
+        step_seconds = seconds / count
+        rate = self.trainer.tokens_per_step / step_seconds
+        average = self.trainer.average.value
+        self._console.step(
+            f"step {result.step}/{steps} {100 * result.step / steps:.1f}%  loss {average:.4f}  "
+            f"norm {result.grad_norm:.2f}  lr {result.lr:.2e}  {1000 * step_seconds:.0f} ms  "
+            f"{rate:,.0f} tok/s  ETA {duration((steps - result.step) * step_seconds)}", is_logged)
+        self._interval = (result.step, 0.0) if is_logged else (first, seconds)
+        if is_logged:
+            self._log.write("run.loss", result.step, loss=result.loss, loss_average=average,
+                            grad_norm=result.grad_norm, lr=result.lr, tokens_per_second=rate)
+
+    def _evaluate(self, whole: bool = False) -> None:
+        """Score the validation text, or its first part; says and logs the result."""
+        dataset, step = self.trainer.dataset, self.trainer.step_count
+        if not len(dataset.val):
+            return
+        score = self.trainer.evaluator().score(0 if whole else self.config.eval.eval_tokens)
+        bits = bits_per_byte(score.loss, len(dataset.val) - 1, dataset.val_bytes)
+        self._validation = (step, score.loss)
+        self._say(f"validation at step {step}: loss {score.loss:.4f} nats per token, "
+                  f"{bits:.4f} bits per byte ({score.tokens:,} tokens)")
+        self._log.write("run.eval", step, loss=score.loss, bits_per_byte=bits,
+                        tokens=score.tokens)
+
+    def _compare_with_source(self) -> None:
+        """For generated text: how far the model is from the law that made it."""
+        dataset, trainer = self.trainer.dataset, self.trainer
+        entropy = self.corpus.source_entropy
+        if entropy is None:
+            return
+        score = trainer.evaluator().score_with_context()
+        value = score.loss * (len(dataset.val) - 1) / dataset.val_characters
+        self._say(f"nats per character: val {value:.3f}, the text's own entropy {entropy:.3f}, "
+                  f"{value - entropy:.3f} to go")
+        self._log.write("run.eval", trainer.step_count, nats_per_character=value,
+                        source_entropy=entropy, distance=value - entropy, tokens=score.tokens)
+
+    def _sample(self) -> None:
+        trainer, step = self.trainer, self.trainer.step_count
+        rng = generator(self.config.run.seed, "sample", step)
+        sample = generate_text(trainer.decoder(), trainer.dataset.tokenizer, "",
+                               self.config.eval.sample_tokens, SAMPLING, rng)
+        self._say(f"--- sample at step {step}\n{sample.text}\n---")
+        self._log.write("run.sample", step, text=sample.text)
+
+    def save(self) -> None:
+        """Write a checkpoint of the current step, unless there is one."""
+        trainer, step = self.trainer, self.trainer.step_count
+        if step == self._saved_step:
+            return
+        path = checkpoint.save(self.folder, step, self.config, trainer.dataset.tokenizer,
+                               trainer.table, trainer.weights, trainer.optimizer.m,
+                               trainer.optimizer.v, {**trainer.state(), "run_id": self.run_id})
+        self._saved_step = step
+        self._log.write("run.checkpoint", step, path=os.path.relpath(path, self.folder))
+
+    def _finish(self) -> None:
+        self._evaluate(whole=True)
+        self._compare_with_source()
+        self._sample()
+        self._say(f"done: {self.trainer.step_count} steps, {duration(self._seconds)} in steps, "
+                  f"peak memory {byte_size(peak_memory())}; log and checkpoint in {self.folder}")
+        self._log.write("run.end", self.trainer.step_count, reason="finished",
+                        seconds=self._seconds, peak_memory=peak_memory())
+
+
+def free_folder(name: str) -> Path:
+    """runs/NAME, or the first of runs/NAME-2, runs/NAME-3 … that does not exist."""
+    folder, number = Path("runs") / name, 1
+    while folder.exists():
+        number += 1
+        folder = Path("runs") / f"{name}-{number}"
+    return folder
+
+
+def timed(action) -> float:
+    """Seconds that `action()` takes."""
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started

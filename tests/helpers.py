@@ -1,0 +1,90 @@
+"""Small models, data and program calls that several tests use."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+
+from andrea_numba import model
+from andrea_numba.buffers import Buffers
+from andrea_numba.config import ModelConfig, TrainConfig
+from andrea_numba.data import Dataset, Document, prepare
+from andrea_numba.parameters import ParameterTable
+from kernels.registry import op_table
+
+ROOT = Path(__file__).resolve().parents[1]
+TEXT = "".join(f"The {a} {b} sat on the {c} mat.\n" for a in ("old", "red", "big", "shy")
+               for b in ("cat", "dog", "hen", "fox", "owl") for c in ("mossy", "warm", "tiny"))
+
+# Odd everywhere: head width 10, context 7, a vocabulary that is no multiple of anything.
+ODD_MODEL = dict(d_model=30, n_head=3, n_layer=2, context=7, vocab_size=61)
+
+
+def random_parameters(table: ParameterTable, rng, scale: float = 0.3) -> np.ndarray:
+    """A flat float64 array of random values whose padding is zero, as training keeps it."""
+    flat = table.zeros(np.float64)
+    for name, tensor in table.unpadded(flat).items():
+        tensor[...] = scale * rng.standard_normal(tensor.shape) + name.endswith("gamma")
+    return flat
+
+
+def loss_and_gradient(backend: str, config: ModelConfig, weights: np.ndarray, ids, targets,
+                      ops=None) -> tuple[float, np.ndarray]:
+    """Mean loss over all targets and its flat gradient, in the dtype of `weights`."""
+    ops = ops or op_table(backend)
+    table = ParameterTable(config)
+    grads = table.zeros(weights.dtype)
+    a = Buffers(config, *ids.shape, training=True, dtype=weights.dtype).views(*ids.shape)
+    model.forward_backward(ops, table.views(weights), table.views(grads), a, ids,
+                           targets.reshape(-1), config.vocab_size, 1.0 / targets.size)
+    return float(a.losses.sum(dtype=np.float64)) / targets.size, grads
+
+
+def random_batch(config: ModelConfig, rng, batch: int, length: int | None = None):
+    shape = (batch, length or config.context)
+    return (rng.integers(0, config.vocab_size, shape, dtype=np.int32),
+            rng.integers(0, config.vocab_size, shape, dtype=np.int32))
+
+
+def tiny_config(**changes) -> TrainConfig:
+    """A run of seconds: two narrow blocks on a short window; `changes` by field name."""
+    config = TrainConfig()
+    settings = dict(d_model=16, n_head=2, n_layer=2, context=16, batch_size=4, steps=10,
+                    warmup=2, eval_every=0, sample_every=0, save_every=0, sample_tokens=8)
+    for name, value in {**settings, **changes}.items():
+        part = next(p for p in vars(config).values() if hasattr(p, name))
+        setattr(part, name, value)
+    return config
+
+
+def dataset(config: TrainConfig, folder: Path, text: str = TEXT) -> Dataset:
+    """`text` prepared for `config`, whose vocabulary is set to the tokenizer's."""
+    data = prepare([Document.from_text("text", text)], config.data.tokenizer,
+                   config.data.val_fraction, config.model.context, cache_dir=folder)
+    config.model.vocab_size = config.model.vocab_size or data.tokenizer.vocab_size
+    return data
+
+
+def without_residuals(ops) -> SimpleNamespace:
+    """The same kernels with `x = f(x)` in the place of `x = x + f(x)`."""
+    def forward(out, x, delta):
+        out[...] = delta
+
+    def backward(dx, dout, dbranch):
+        dx[...] = dbranch
+
+    plain = SimpleNamespace(forward=forward, backward=backward)
+    return SimpleNamespace(**{**vars(ops), "residual": plain})
+
+
+def run_program(program: str, *arguments, cwd: Path, **options) -> subprocess.CompletedProcess:
+    """Start `andrea-train` or `andrea-generate` from the checkout, capturing its output."""
+    environment = {**os.environ, **options.pop("env", {})}
+    return subprocess.run([sys.executable, str(ROOT / "bin" / program), *map(str, arguments)],
+                          cwd=cwd, env=environment, capture_output=True, text=True,
+                          timeout=options.pop("timeout", 300), **options)
