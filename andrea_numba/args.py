@@ -41,8 +41,12 @@ class Parser(argparse.ArgumentParser):
 
 
 def _nearest(given: str, names: Sequence[str]) -> str:
-    close = difflib.get_close_matches(given, names, n=1, cutoff=0.5)
-    return f" (did you mean {close[0]}?)" if close else ""
+    def likeness(name: str) -> float:  # to the whole name, or to its beginning: --bach, --batch-size
+        starts = (name, name[:len(given) + 1])
+        return max(difflib.SequenceMatcher(None, given, start).ratio() for start in starts)
+
+    best = max(names, key=likeness)
+    return f" (did you mean {best}?)" if likeness(best) > 0.6 else ""
 
 
 def _element_type(hint: Any) -> type:

@@ -11,7 +11,8 @@ Pattern syntax
     {x=list.f}    draw, remember, but write field f              field f (default: word) of x
     [a|b|]        one alternative, equally likely    {^...}      capitalised
     <phrase>      an entry of the [phrases] table    {a ...}     with its article, a or an ({A ...})
-A list of several columns is a table; the first column, `word`, is the one written by default.
+A list of several columns is a table; its column `word` is the one written by default. Words of
+[rare] extend the list of the same name, at 1/COMMON of the frequency.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from importlib import resources
 from itertools import accumulate
 from typing import NamedTuple
 
-COMMON = 40  # weight of a word of [lists] where one of [rare] has 1
+COMMON = 150  # weight of a word of [lists] where one of [rare] has 1
 
 Row = dict[str, str]  # field -> text
 Bound = dict[str, Row]  # what a story has fixed so far
@@ -48,8 +49,9 @@ class Options:
         self.cumulative = list(accumulate(weights))
         self.log_p = [math.log(w / self.total) for w in weights]
 
-    def pick(self, rng: random.Random) -> int:
-        return bisect_right(self.cumulative, int(rng.random() * self.total))
+    def draw(self, rng: random.Random) -> tuple:
+        index = bisect_right(self.cumulative, int(rng.random() * self.total))
+        return self.items[index], self.log_p[index]
 
     def entropy(self) -> float:
         return -sum(math.exp(lp) * lp for lp in self.log_p)
@@ -93,6 +95,12 @@ def _styled(text: str, style: str) -> str:
     if style in ("a", "A"):
         return style + ("n " if text[0] in "aeiou" else " ") + text
     return text
+
+
+def _fixed_text(node: Literal | Reference, bound: Bound) -> str:
+    if isinstance(node, Literal):
+        return node.text
+    return _styled(bound[node.name][node.field], node.style)
 
 
 _SLOT = re.compile(r"(\^|a |A )?(?:(\w+)=)?(\w+)(?:@(\w+)(?:\.(\w+))?)?(?:\.(\w+))?")
@@ -169,9 +177,8 @@ class Grammar:
     """The compiled grammar: generator, exact recogniser, and exact expectations."""
 
     def __init__(self, words: dict, grammar: dict):
-        rare = words.get("rare", {})
         self.lists = {
-            name: _word_options(text, ["word"], rare.get(name))
+            name: _word_options(text, ["word"], words.get("rare", {}).get(name))
             for name, text in words["lists"].items()
         }
         for name, table in words["tables"].items():
@@ -200,44 +207,34 @@ class Grammar:
         name, field = draw.key
         return self.keyed[draw.source][bound[name][field]]
 
-    # --- generator ---
-
     def story(self, rng: random.Random) -> Story:
         sentences, bound, total, state = [], {}, 0.0, self.start
         while state:
             out: list[str] = []
-            index = self.states[state].patterns.pick(rng)
-            total += self.states[state].patterns.log_p[index]
-            total += self._write(self.states[state].patterns.items[index], bound, rng, out)
+            patterns, following = self.states[state]
+            nodes, pattern_lp = patterns.draw(rng)
+            nodes_lp = self._write(nodes, bound, rng, out)
             sentences.append("".join(out))
-            following = self.states[state].following
-            index = following.pick(rng)
-            total += following.log_p[index]
-            state = following.items[index]
+            state, next_lp = following.draw(rng)
+            total += pattern_lp + nodes_lp + next_lp
         return Story(" ".join(sentences), total)
 
     def _write(self, nodes: Sequence[Node], bound: Bound, rng: random.Random, out: list) -> float:
         total = 0.0
         for node in nodes:
             match node:
-                case Literal(text):
-                    out.append(text)
-                case Reference(name, field, style):
-                    out.append(_styled(bound[name][field], style))
+                case Literal() | Reference():
+                    out.append(_fixed_text(node, bound))
                 case Draw(_, _, name, field, style):
-                    options = self.options(node, bound)
-                    index = options.pick(rng)
-                    total += options.log_p[index]
+                    row, log_p = self.options(node, bound).draw(rng)
+                    total += log_p
                     if name:
-                        bound[name] = options.items[index]
-                    out.append(_styled(options.items[index][field], style))
+                        bound[name] = row
+                    out.append(_styled(row[field], style))
                 case Choice(options):
-                    index = options.pick(rng)
-                    total += options.log_p[index]
-                    total += self._write(options.items[index], bound, rng, out)
+                    chosen, log_p = options.draw(rng)
+                    total += log_p + self._write(chosen, bound, rng, out)
         return total
-
-    # --- recogniser ---
 
     def _match(
         self, nodes: tuple[Node, ...], text: str, at: int, bound: Bound
@@ -248,11 +245,8 @@ class Grammar:
             return
         node, rest = nodes[0], nodes[1:]
         match node:
-            case Literal(piece):
-                if text.startswith(piece, at):
-                    yield from self._match(rest, text, at + len(piece), bound)
-            case Reference(name, field, style):
-                piece = _styled(bound[name][field], style)
+            case Literal() | Reference():
+                piece = _fixed_text(node, bound)
                 if text.startswith(piece, at):
                     yield from self._match(rest, text, at + len(piece), bound)
             case Draw(_, _, name, field, style):
@@ -294,8 +288,6 @@ class Grammar:
                                 total = _log_add(total, path)
                                 derivations += count
         return total, derivations
-
-    # --- expectations ---
 
     def expected(self) -> tuple[float, float]:
         """(entropy in nats, length in characters) of a story, exactly.

@@ -10,7 +10,7 @@ import pytest
 from andrea_numba import stories
 from andrea_numba.stories import Choice, Draw, Literal, Reference
 
-GOLDEN = ""
+GOLDEN = "3439acd1efdc04b2461f842063e47be27e3d7f723758acdd36dfd402e0a672a5"
 PRONOUNS = re.compile(r"\b(he|him|his|she|her)\b")
 
 
