@@ -41,7 +41,8 @@ class Parser(argparse.ArgumentParser):
 
 
 def _nearest(given: str, names: Sequence[str]) -> str:
-    def likeness(name: str) -> float:  # to the whole name, or to its beginning: --bach, --batch-size
+    def likeness(name: str) -> float:
+        # To the whole name, or to its beginning: --bach is meant to be --batch-size.
         starts = (name, name[:len(given) + 1])
         return max(difflib.SequenceMatcher(None, given, start).ratio() for start in starts)
 

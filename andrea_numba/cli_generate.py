@@ -6,9 +6,7 @@ are imported inside functions, after the thread settings and not at all for `--h
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 import time
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from . import args
 from .config import GenerateConfig, check_limits
 from .environment import prepare_threads
 from .errors import UserError
+from .program import abandon_stdout, run_program
 
 PROGRAM = "andrea-generate"
 SEPARATOR = "-" * 40  # the line between two samples
@@ -34,30 +33,16 @@ Exit codes: 0 done, 2 something to correct, 130 interrupted."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
-    _replace_closed_streams()
-    try:
-        config = _parse(argv)
-        prompt = _read_prompt(config)
-        prepare_threads(config.threads)
-        sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character
-        _generate(config, prompt)
-        return 0
-    except UserError as error:
-        print(f"{PROGRAM}: error: {error}", file=sys.stderr)
-        return 2
-    except BrokenPipeError:  # the reader has had enough, as `head` does
-        _abandon_stdout()
-        return 0
-    except KeyboardInterrupt:
-        print(f"\n{PROGRAM}: interrupted", file=sys.stderr)
-        return 130
+    return run_program(PROGRAM, lambda: _main(argv))
 
 
-def _replace_closed_streams() -> None:
-    """A stream closed by the caller (`>&-`) is None; read it as empty and write it to nowhere."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+def _main(argv: Sequence[str] | None) -> int:
+    config = _parse(argv)
+    prompt = _read_prompt(config)
+    prepare_threads(config.threads)
+    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character
+    _generate(config, prompt)
+    return 0
 
 
 def _parse(argv: Sequence[str] | None) -> GenerateConfig:
@@ -165,16 +150,8 @@ def _write(text: str) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        _abandon_stdout()
+        abandon_stdout()
         raise UserError(f"cannot write the text: {error.strerror}") from None
-
-
-def _abandon_stdout() -> None:
-    """Drop what is still buffered: the interpreter would try to write it at exit, and complain."""
-    with contextlib.suppress(OSError, ValueError):  # ValueError: not backed by a file
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
-        os.close(nowhere)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from . import args
 from .config import PRESETS, TrainConfig, check_train
 from .environment import prepare_threads
 from .errors import UserError
+from .program import run_program, say
 
 DESCRIPTION = """\
 Train a GPT on text. Without arguments: the preset nano on the built-in corpus, about two minutes
@@ -53,13 +54,8 @@ def read_config(argv: Sequence[str] | None) -> tuple[TrainConfig, object]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    try:
-        return _main(argv)
-    except UserError as error:
-        print(f"andrea-train: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        return 130
+    """Run the program; return its exit code."""
+    return run_program("andrea-train", lambda: _main(argv))
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -127,10 +123,6 @@ def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
     if code == 0:
         print(f"andrea-generate {folder}", flush=True)
     return code
-
-
-def say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _fix_vocabulary(config: TrainConfig, tokenizer) -> None:

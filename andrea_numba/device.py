@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from types import SimpleNamespace
 
-import kernels.registry
+import kernels
 
 from .errors import UserError
 
@@ -19,6 +19,16 @@ class Device:
     line: str
 
 
+def op_table(backend: str) -> SimpleNamespace:
+    """The kernels of one backend, after a look at whose `kernels` package was found."""
+    if getattr(kernels, "IDENTITY", None) != "andrea-numba":
+        raise UserError(f"the package `kernels` at {kernels.__path__[0]} belongs to another "
+                        "project of that name; install andrea-numba in an environment of its own")
+    from kernels import registry
+
+    return registry.op_table(backend)
+
+
 def cuda_problem() -> str:
     """Why CUDA cannot be used here; empty when it can."""
     return "this version has no CUDA kernels"
@@ -27,8 +37,8 @@ def cuda_problem() -> str:
 def choose(device: str) -> Device:
     """The backend for `--device` auto, cpu or cuda; UserError when cuda is asked for in vain."""
     if device == "cpu":
-        return Device("cpu", kernels.registry.op_table("cpu"), "device: cpu")
+        return Device("cpu", op_table("cpu"), "device: cpu")
     problem = cuda_problem()
     if device == "cuda":
         raise UserError(f"--device cuda: {problem}; use --device cpu")
-    return Device("cpu", kernels.registry.op_table("cpu"), f"device: cpu ({problem})")
+    return Device("cpu", op_table("cpu"), f"device: cpu ({problem})")

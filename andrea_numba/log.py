@@ -15,6 +15,8 @@ from typing import Any
 
 from tqdm import tqdm
 
+from .program import say
+
 
 class Console:
     """Talk on stderr: a tqdm bar with lines above it on a terminal, plain lines elsewhere."""
@@ -26,13 +28,11 @@ class Console:
                              dynamic_ncols=True, smoothing=0.1)
 
     def line(self, text: str) -> None:
-        """One line (or several); never fails on a console that lacks a character."""
-        encoding = sys.stderr.encoding or "utf-8"
-        text = text.encode(encoding, "replace").decode(encoding)
+        """One line, or several."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         else:
-            print(text, file=sys.stderr, flush=True)
+            say(text)
 
     def step(self, text: str, log: bool) -> None:
         """After every step: move the bar; `log` steps leave a line where there is no bar."""

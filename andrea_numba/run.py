@@ -81,8 +81,9 @@ class Run:
             self._finish()
             return 0
         except Diverged as error:
-            self._say(f"diverged at {error}. The last checkpoint is unharmed; lower --lr, "
-                      "lengthen --warmup or set --clip")
+            last = (f"the checkpoint of step {self._saved_step} is unharmed"
+                    if self._saved_step >= 0 else "no checkpoint was written yet")
+            self._say(f"diverged at {error}; {last}. Lower --lr, lengthen --warmup or set --clip")
             self._log.write("run.end", trainer.step_count, reason="diverged")
             return EXIT_DIVERGED
         finally:

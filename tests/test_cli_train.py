@@ -191,11 +191,11 @@ def test_help_is_complete_and_imports_nothing_heavy():
             "assert not {'numpy', 'numba', 'numba_cuda'} & set(sys.modules), 'heavy'")
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
     assert result.returncode == 0, result.stderr
-    for flag in ("preset config d-model n-layer n-head context vocab-size tokenizer tied bias "
-                 "norm-affine batch-size grad-accum steps lr min-lr warmup schedule weight-decay "
-                 "beta1 beta2 clip seed device out resume save-every eval-every sample-every "
-                 "log-every val-fraction threads plot plan print-config "
-                 "overfit-one-batch").split():
+    for flag in re.findall(r"\S+", """
+            preset config d-model n-layer n-head context vocab-size tokenizer tied bias norm-affine
+            batch-size grad-accum steps lr min-lr warmup schedule weight-decay beta1 beta2 clip
+            seed device out resume save-every eval-every sample-every log-every val-fraction
+            threads plot plan print-config overfit-one-batch"""):
         assert f"--{flag}" in result.stdout, flag
 
 

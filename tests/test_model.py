@@ -2,6 +2,7 @@
 claims about residual streams that the architecture rests on."""
 
 import dataclasses
+import itertools
 import math
 
 import numpy as np
@@ -167,8 +168,8 @@ def test_120m_starts_where_it_should():
     assert a.losses.mean() == pytest.approx(expected_first_loss(config), abs=0.1)
     inputs = [a.x, *(b.x_out for b in a.blocks)]
     shares = [np.linalg.norm(after - before) / np.linalg.norm(before)
-              for before, after in zip(inputs, inputs[1:], strict=False)]
-    assert all(earlier > later for earlier, later in zip(shares, shares[1:], strict=False))
+              for before, after in itertools.pairwise(inputs)]
+    assert all(earlier > later for earlier, later in itertools.pairwise(shares))
     assert shares[0] == pytest.approx(2.6, abs=0.3) and shares[-1] == pytest.approx(0.31, abs=0.05)
 
 

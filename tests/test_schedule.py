@@ -1,5 +1,7 @@
 """Learning-rate schedules at their edges and on random settings."""
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,8 +22,8 @@ def test_warm_up_then_decay(schedule):
     r = rates(100, lr=1e-3, min_lr=0.0, warmup=10, schedule=schedule)
     assert r[0] == pytest.approx(1e-4)
     assert max(r) == 1e-3 == r[9]
-    assert all(a <= b for a, b in zip(r[:10], r[1:10], strict=False))
-    assert all(a >= b for a, b in zip(r[9:], r[10:], strict=False))
+    assert all(a <= b for a, b in itertools.pairwise(r[:10]))
+    assert all(a >= b for a, b in itertools.pairwise(r[9:]))
 
 
 @pytest.mark.parametrize("schedule", ["cosine", "linear", "wsd"])

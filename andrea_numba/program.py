@@ -1,0 +1,44 @@
+"""What both programs share: errors become one line and an exit code, and stdout may vanish."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+from .errors import UserError
+
+
+def run_program(name: str, action: Callable[[], int]) -> int:
+    """`action()`'s exit code; 2 and one line on stderr for what the user can correct, 130 for an
+    interrupt, 0 when the reader of stdout has had enough (as `head` has)."""
+    # A stream closed by the caller (`>&-`) is None: read it as empty, write it to nowhere.
+    for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, stream) is None:
+            setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
+    try:
+        return action()
+    except UserError as error:
+        say(f"{name}: error: {error}")
+        return 2
+    except BrokenPipeError:
+        abandon_stdout()
+        return 0
+    except KeyboardInterrupt:
+        say(f"{name}: interrupted")
+        return 130
+
+
+def say(text: str) -> None:
+    """One line on stderr; a reader that is gone does not end the program."""
+    with contextlib.suppress(BrokenPipeError):
+        print(text, file=sys.stderr, flush=True)
+
+
+def abandon_stdout() -> None:
+    """Drop what is still buffered: the interpreter would try to write it at exit, and complain."""
+    with contextlib.suppress(OSError, ValueError):  # ValueError: not backed by a file
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

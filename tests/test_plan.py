@@ -1,0 +1,89 @@
+"""The plan: what it counts is what gets allocated, and what does not fit is refused."""
+
+import pytest
+from helpers import tiny_config
+
+from andrea_numba import metrics, plan
+from andrea_numba.buffers import Buffers
+from andrea_numba.buffers import plan as buffer_plan
+from andrea_numba.config import PRESETS, ModelConfig
+from andrea_numba.errors import UserError
+from andrea_numba.parameters import ALIGNMENT, ParameterTable
+
+
+def config_with_vocabulary():
+    config = tiny_config()
+    config.model.vocab_size = 65
+    return config
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_buffers_take_what_the_plan_says(training):
+    model = config_with_vocabulary().model
+    buffers = Buffers(model, 4, 16, training)
+    entries = buffer_plan(model, 4, 16, training)
+    planned = sum(entry.size for entry in entries)
+    assert planned <= buffers._arena.size <= planned + len(entries) * ALIGNMENT // 4
+
+
+def test_views_of_a_smaller_batch_lie_inside():
+    model = config_with_vocabulary().model
+    buffers = Buffers(model, 4, 16, training=True)
+    views = buffers.views(1, 5)
+    assert views.blocks[1].qkv.shape == (5, 48) and views.logits.shape == (5, 128)
+    views.blocks[1].qkv.fill(7)
+    assert (buffers.views(4, 16).blocks[1].qkv.reshape(-1)[:5 * 48] == 7).all()
+
+
+def test_without_training_blocks_share_their_buffers():
+    views = Buffers(config_with_vocabulary().model, 1, 16, training=False).views(1, 16)
+    assert views.blocks[0] is views.blocks[1]
+    assert views.logits.shape == (1, 128)
+
+
+def test_groups_cover_parameters_and_buffers():
+    config = config_with_vocabulary()
+    groups = plan.memory(config, baseline=1000)
+    size = ParameterTable(config.model).size
+    assert groups["weights"] == groups["gradients"] == 4 * size
+    assert groups["AdamW moments"] == 8 * size
+    buffers = sum(4 * b.size for b in buffer_plan(config.model, 4, 16, training=True))
+    assert sum(groups[g] for g in ("activations", "logits", "activation gradients")) == buffers
+    assert 1000 in groups.values()
+
+
+def test_what_does_not_fit_is_refused_with_the_batch_that_would(monkeypatch):
+    config = config_with_vocabulary()
+    config.run.batch_size = 100
+    needed = sum(plan.memory(config, 0).values())
+    monkeypatch.setattr(plan, "available_memory", lambda: needed)
+    plan.check_fits(config)
+    monkeypatch.setattr(plan, "available_memory", lambda: needed - 1)
+    with pytest.raises(UserError, match="--batch-size 99 would fit"):
+        plan.check_fits(config)
+    monkeypatch.setattr(plan, "available_memory", lambda: 1000)
+    with pytest.raises(UserError, match="lower --context"):
+        plan.check_fits(config)
+    monkeypatch.setattr(plan, "available_memory", lambda: 0)  # the system does not say
+    plan.check_fits(config)
+
+
+def test_flops_of_120m():
+    """Against the products of one step counted one by one: forward once, backward twice."""
+    model = ModelConfig(**PRESETS["andrea-120m"]["model"])
+    t, d, v = 1024, model.d_model, model.padded_vocab_size
+    block = 2 * t * d * (3 * d + d + 4 * d + 4 * d) + 2 * 2 * (t * t / 2) * d
+    forward = 12 * block + 2 * t * d * v
+    assert metrics.flops_per_token(model, t) * t == pytest.approx(3 * forward)
+
+
+@pytest.mark.parametrize(("seconds", "text"), [
+    (0.04, "0.0 s"), (59.94, "59.9 s"), (61, "1m01s"), (3600, "1h00m"), (90061, "1d01h")])
+def test_durations(seconds, text):
+    assert metrics.duration(seconds) == text
+
+
+@pytest.mark.parametrize(("size", "text"), [
+    (512, "0.5 KiB"), (3 << 20, "3.0 MiB"), (3 << 29, "1.50 GiB")])
+def test_byte_sizes(size, text):
+    assert metrics.byte_size(size) == text
