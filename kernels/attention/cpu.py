@@ -17,13 +17,21 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_math import FAST, FAST_SUM, F, exp, exp2, stack_array
+from .cpu_tile import (
+    LOW,
+    PANEL,
+    TILE,
+    add_rows,
+    fill,
+    hide_future,
+    multiply_add,
+    pack_panels,
+    pack_rows,
+    pack_transposed,
+)
 
-TILE = 64  # queries, and keys, of a tile
-PANEL = 32  # columns of a panel; a tile has two panels of queries
-BLOCK_SIZE = 4 * PANEL  # sums of four rows, kept in registers
 _LOG2_E = 1.4426950408889634
 _LN_2 = 0.6931471805599453
-_LOW = F(-1e30)  # below every score, and finite: differences of two of them are not NaN
 
 
 def forward(out, lse, qkv) -> None:
@@ -54,117 +62,6 @@ def decode(out, qkv, k_cache, v_cache, position: int) -> None:
         raise ValueError(f"position {position} is outside a key/value cache of "
                          f"{k_cache.shape[2]} positions")
     _decode(out, qkv, k_cache, v_cache, position, F(1.0 / math.sqrt(k_cache.shape[3])))
-
-
-@njit(fastmath=FAST)
-def _multiply_add(c, c_start, rows, a, a_start, a_row, a_column, terms, b, b_start, fresh):
-    """C[r, :] += (fresh: =) sum_k A[r, k] B[k, :] over one panel; rows is a multiple of 4.
-
-    The 4 x 32 sums live in registers: LLVM vectorises the loops over i and then finds that each
-    address of the stack array is constant.
-    """
-    for r in range(0, rows, 4):
-        acc = stack_array(BLOCK_SIZE)
-        target = c[c_start + r * PANEL:c_start + (r + 4) * PANEL]
-        if fresh:
-            for i in range(4 * PANEL):
-                acc[i] = F(0.0)
-        else:
-            for i in range(4 * PANEL):
-                acc[i] = target[i]
-        p0 = a_start + r * a_row
-        p1 = p0 + a_row
-        p2 = p1 + a_row
-        p3 = p2 + a_row
-        for k in range(terms):
-            offset = k * a_column
-            a0 = a[p0 + offset]
-            a1 = a[p1 + offset]
-            a2 = a[p2 + offset]
-            a3 = a[p3 + offset]
-            row = b[b_start + k * PANEL:]
-            for i in range(PANEL):
-                x = row[i]
-                acc[i] += a0 * x
-                acc[PANEL + i] += a1 * x
-                acc[2 * PANEL + i] += a2 * x
-                acc[3 * PANEL + i] += a3 * x
-        for i in range(4 * PANEL):
-            target[i] = acc[i]
-
-
-@njit()
-def _pack_rows(target, width, source, first, count, column, head_dim):
-    """target[r * width + j] = source[first + r, column + j], zeros up to TILE rows and width."""
-    for r in range(TILE):
-        row = target[r * width:(r + 1) * width]
-        used = 0
-        if r < count:
-            used = head_dim
-            values = source[first + r, column:column + head_dim]
-            for j in range(values.size):
-                row[j] = values[j]
-        for j in range(width - used):
-            row[used + j] = F(0.0)
-
-
-@njit()
-def _pack_panels(target, source, first, count, column, head_dim):
-    """Rows of a head in panels of columns: target[(j // 32 * TILE + r) * 32 + j % 32]."""
-    panels = (head_dim + PANEL - 1) // PANEL
-    for panel in range(panels):
-        used = min(PANEL, head_dim - panel * PANEL)
-        for r in range(TILE):
-            row = target[(panel * TILE + r) * PANEL:(panel * TILE + r + 1) * PANEL]
-            valid = 0
-            if r < count:
-                valid = used
-                start = column + panel * PANEL
-                values = source[first + r, start:start + used]
-                for j in range(values.size):
-                    row[j] = values[j]
-            for j in range(PANEL - valid):
-                row[valid + j] = F(0.0)
-
-
-@njit()
-def _pack_transposed(target, width, source, first, count, column, head_dim, factor):
-    """Query-contiguous panels: target[(i // 32 * width + j) * 32 + i % 32] = factor * row i."""
-    for i in range(TILE):
-        start = (i // PANEL) * width * PANEL + i % PANEL
-        for j in range(width):
-            value = F(0.0)
-            if i < count and j < head_dim:
-                value = source[first + i, column + j] * factor
-            target[start + j * PANEL] = value
-
-
-@njit()
-def _add_rows(target, first, count, column, head_dim, panels):
-    """target[first + r, column + j] += the panels written as `_pack_panels` does."""
-    for panel in range((head_dim + PANEL - 1) // PANEL):
-        start = column + panel * PANEL
-        used = min(PANEL, head_dim - panel * PANEL)
-        for r in range(count):
-            row = target[first + r, start:start + used]
-            source = panels[(panel * TILE + r) * PANEL:(panel * TILE + r + 1) * PANEL]
-            for j in range(row.size):
-                row[j] += source[j]
-
-
-@njit()
-def _fill(array, value):
-    for i in range(array.size):
-        array[i] = value
-
-
-@njit()
-def _hide_future(scores, base, keys, panel):
-    """In the tile on the diagonal key j is hidden from queries i < j: their exp2 becomes 0."""
-    for j in range(keys):
-        row = scores[base + j * PANEL:base + (j + 1) * PANEL]
-        for i in range(min(max(j - panel * PANEL, 0), PANEL)):
-            row[i] = _LOW
 
 
 @njit(fastmath=FAST)
@@ -228,27 +125,27 @@ def _forward_tile(out, lse, qkv, b, h, tile, scale):
     scores = np.empty(TILE * TILE, np.float32)
     largest = np.empty(TILE, np.float32)
     total = np.empty(TILE, np.float32)
-    _pack_transposed(queries, width, qkv, first + tile * TILE, count, h * head_dim, head_dim,
+    pack_transposed(queries, width, qkv, first + tile * TILE, count, h * head_dim, head_dim,
                      scale)
-    _fill(acc, F(0.0))
-    _fill(largest, _LOW)
-    _fill(total, F(0.0))
+    fill(acc, F(0.0))
+    fill(largest, LOW)
+    fill(total, F(0.0))
     for other in range(tile + 1):
         n_keys = min(TILE, length - other * TILE)
         rows = (n_keys + 3) // 4 * 4
         start = first + other * TILE
-        _pack_rows(keys, width, qkv, start, n_keys, d_model + h * head_dim, head_dim)
-        _pack_rows(values, width, qkv, start, n_keys, 2 * d_model + h * head_dim, head_dim)
+        pack_rows(keys, width, qkv, start, n_keys, d_model + h * head_dim, head_dim)
+        pack_rows(values, width, qkv, start, n_keys, 2 * d_model + h * head_dim, head_dim)
         for panel in range(panels):
             s = panel * TILE * PANEL
             q = panel * width * PANEL
             used = min(rows, (panel + 1) * PANEL) if other == tile else rows
-            _multiply_add(scores, s, used, keys, 0, width, 1, head_dim, queries, q, True)
+            multiply_add(scores, s, used, keys, 0, width, 1, head_dim, queries, q, True)
             if other == tile:
-                _hide_future(scores, s, used, panel)
+                hide_future(scores, s, used, panel)
             _online_softmax(scores, s, used, acc, q, width, largest[panel * PANEL:],
                             total[panel * PANEL:])
-            _multiply_add(acc, q, width, values, 0, 1, width, used, scores, s, False)
+            multiply_add(acc, q, width, values, 0, 1, width, used, scores, s, False)
     for i in range(count):
         inverse = F(1.0) / total[i]
         lse[b, h, tile * TILE + i] = (largest[i] + F(math.log2(total[i]))) * F(_LN_2)
@@ -323,49 +220,49 @@ def _backward_head(dqkv, dout, out, lse, qkv, b, h, scale):
     for t in range(length):
         for part in range(1, 3):
             start = part * d_model + column
-            _fill(dqkv[b * length + t, start:start + head_dim], F(0.0))
+            fill(dqkv[b * length + t, start:start + head_dim], F(0.0))
     for tile in range((length + TILE - 1) // TILE):
         first = b * length + tile * TILE
         count = min(TILE, length - tile * TILE)
         panels = (count + PANEL - 1) // PANEL
-        _pack_transposed(queries_t, width, qkv, first, count, column, head_dim,
+        pack_transposed(queries_t, width, qkv, first, count, column, head_dim,
                          scale * F(_LOG2_E))
-        _pack_transposed(douts_t, width, dout, first, count, column, head_dim, F(1.0))
-        _pack_panels(queries, qkv, first, count, column, head_dim)
-        _pack_panels(douts, dout, first, count, column, head_dim)
+        pack_transposed(douts_t, width, dout, first, count, column, head_dim, F(1.0))
+        pack_panels(queries, qkv, first, count, column, head_dim)
+        pack_panels(douts, dout, first, count, column, head_dim)
         _row_dots(delta, dout, out, first, count, column, head_dim)
         for i in range(count):
             lse2[i] = lse[b, h, tile * TILE + i] * F(_LOG2_E)
         for i in range(TILE - count):  # queries beyond T: exp2(0 - 200) leaves no trace
             lse2[count + i] = F(200.0)
             delta[count + i] = F(0.0)
-        _fill(dqueries_t, F(0.0))
+        fill(dqueries_t, F(0.0))
         for other in range(tile + 1):
             start = b * length + other * TILE
             n_keys = min(TILE, length - other * TILE)
             rows = (n_keys + 3) // 4 * 4
-            _pack_rows(keys, width, qkv, start, n_keys, d_model + column, head_dim)
-            _pack_rows(values, width, qkv, start, n_keys, 2 * d_model + column, head_dim)
-            _fill(dkeys, F(0.0))
-            _fill(dvalues, F(0.0))
+            pack_rows(keys, width, qkv, start, n_keys, d_model + column, head_dim)
+            pack_rows(values, width, qkv, start, n_keys, 2 * d_model + column, head_dim)
+            fill(dkeys, F(0.0))
+            fill(dvalues, F(0.0))
             for panel in range(panels):
                 s = panel * TILE * PANEL
                 q = panel * width * PANEL
                 used = min(rows, (panel + 1) * PANEL) if other == tile else rows
-                _multiply_add(scores, s, used, keys, 0, width, 1, head_dim, queries_t, q, True)
-                _multiply_add(dscores, s, used, values, 0, width, 1, head_dim, douts_t, q, True)
+                multiply_add(scores, s, used, keys, 0, width, 1, head_dim, queries_t, q, True)
+                multiply_add(dscores, s, used, values, 0, width, 1, head_dim, douts_t, q, True)
                 if other == tile:
-                    _hide_future(scores, s, used, panel)
+                    hide_future(scores, s, used, panel)
                 _score_gradient(scores, dscores, s, used, lse2[panel * PANEL:],
                                 delta[panel * PANEL:], scale)
-                _multiply_add(dqueries_t, q, width, keys, 0, 1, width, used, dscores, s, False)
+                multiply_add(dqueries_t, q, width, keys, 0, 1, width, used, dscores, s, False)
                 for strip in range(wide // PANEL):
                     c = strip * TILE * PANEL
                     r = c + panel * PANEL * PANEL
-                    _multiply_add(dvalues, c, used, scores, s, PANEL, 1, PANEL, douts, r, False)
-                    _multiply_add(dkeys, c, used, dscores, s, PANEL, 1, PANEL, queries, r, False)
-            _add_rows(dqkv, start, n_keys, d_model + column, head_dim, dkeys)
-            _add_rows(dqkv, start, n_keys, 2 * d_model + column, head_dim, dvalues)
+                    multiply_add(dvalues, c, used, scores, s, PANEL, 1, PANEL, douts, r, False)
+                    multiply_add(dkeys, c, used, dscores, s, PANEL, 1, PANEL, queries, r, False)
+            add_rows(dqkv, start, n_keys, d_model + column, head_dim, dkeys)
+            add_rows(dqkv, start, n_keys, 2 * d_model + column, head_dim, dvalues)
         for i in range(count):
             row = dqkv[first + i, column:column + head_dim]
             source = (i // PANEL) * width * PANEL + i % PANEL
@@ -389,7 +286,7 @@ def _decode(out, qkv, k_cache, v_cache, position, scale):
         h = head - b * heads
         query = qkv[b, h * head_dim:(h + 1) * head_dim]
         scores = np.empty(position + 1, np.float32)
-        largest = _LOW
+        largest = LOW
         for t in range(position + 1):
             key = k_cache[b, h, t]
             total = F(0.0)
