@@ -58,6 +58,8 @@ def _element_type(hint: Any) -> type:
 
 def add_options(parser: Parser, config: Any, positional: str) -> None:
     """One flag per field of every section of `config`; `positional` is given without a flag."""
+    several = any(isinstance(getattr(p, positional, None), list) for p in sections(config).values())
+    parser.usage = f"%(prog)s [{positional.upper()}{' ...' if several else ''}] [options]"
     for part in sections(config).values():
         group = parser.add_argument_group((type(part).__doc__ or "").rstrip("."))
         hints = get_type_hints(type(part))
@@ -75,7 +77,8 @@ def add_options(parser: Parser, config: Any, positional: str) -> None:
                 group.add_argument(field.name, nargs="*" if many else "?",
                                    metavar=positional.upper(), **common)
             elif kind is bool:
-                group.add_argument(flag, action=argparse.BooleanOptionalAction, **common)
+                action = argparse.BooleanOptionalAction if default else "store_true"
+                group.add_argument(flag, action=action, **common)
             elif isinstance(default, list):
                 group.add_argument(flag, action="append", metavar="TEXT", **common)
             else:
