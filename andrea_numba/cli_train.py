@@ -69,6 +69,11 @@ def _main(argv: Sequence[str] | None) -> int:
     chosen = device.choose(config.run.device)
     resumed = None
     if config.run.resume:
+        for flag in ("preset", "config"):
+            if getattr(given, flag):
+                raise UserError(f"--{flag} cannot be given with --resume: the settings come from "
+                                "the checkpoint; flags may change "
+                                + ", ".join(sorted(CHANGEABLE - {"out", "resume"})))
         resumed = checkpoint.load(checkpoint.find(config.run.out))
         config = _resumed_config(config, given, resumed)
         if resumed.step >= config.run.steps:
@@ -98,6 +103,9 @@ def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
     if resumed and resumed.state["fingerprint"] != dataset.fingerprint:
         raise UserError(f"the text is not the one {resumed.path.parent.parent} was trained on; "
                         "resume with the same data")
+    if resumed and resumed.tokenizer.to_dict() != dataset.tokenizer.to_dict():
+        raise UserError(f"the data were tokenised in another way than those of "
+                        f"{resumed.path.parent.parent}; resume with the same data")
     plan.check_fits(config)
     say("loading kernels (compiled on first use, which takes a while)")
     seconds = timed(lambda: warm_up(chosen.ops, config.model))

@@ -84,7 +84,7 @@ class RunConfig:
 class OptimizerConfig:
     """AdamW, its learning-rate schedule and gradient clipping."""
 
-    lr: float = option(3e-3, "peak learning rate", above=0.0)
+    lr: float = option(3e-3, "peak learning rate", above=0.0, at_most=1e6)
     min_lr: float = option(3e-4, "learning rate at the last step", at_least=0.0)
     warmup: int = option(100, "steps of linear warm-up", at_least=0)
     schedule: str = option("cosine", "decay after the warm-up; wsd = constant, then linear over "
@@ -93,7 +93,7 @@ class OptimizerConfig:
                                  at_least=0.0)
     beta1: float = option(0.9, "decay of the first moment", at_least=0.0, at_most=0.9999999)
     beta2: float = option(0.99, "decay of the second moment", at_least=0.0, at_most=0.9999999)
-    eps: float = option(1e-8, "added to the root of the second moment", above=0.0)
+    eps: float = option(1e-8, "added to the root of the second moment", at_least=1e-30)
     clip: float = option(1.0, "largest global gradient norm; 0 = no clipping", at_least=0.0)
 
 

@@ -63,12 +63,18 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
     if config.val_data:
         val_documents = open_sources(config.val_data, config.encoding)
         notices += val_documents.notices
+        used = {path.resolve() for path in getattr(documents, "paths", ())}
+        for path in val_documents.paths:
+            if path.resolve() in used:
+                raise UserError(f"{path} is training text and validation text at once; leave it "
+                                "out of one of them")
     dataset = prepare(documents, config.tokenizer, config.val_fraction, context,
                       tokenizer=tokenizer, val_documents=val_documents)
     dataset.notices[:0] = notices
     entropy = None
-    if log_probabilities and dataset.n_val_documents and not val_documents:
-        # Validation holds whole documents at the end, each followed by its mark.
+    starts_at_document = dataset.train[-1:] == dataset.tokenizer.document_mark
+    if log_probabilities and len(dataset.val) and not val_documents and starts_at_document:
+        # Validation holds whole documents, the last ones, each followed by its mark.
         nats = -sum(log_probabilities[-dataset.n_val_documents:])
         entropy = nats / dataset.val_characters
     return Corpus(name, dataset, entropy)

@@ -42,7 +42,9 @@ def permute(index: np.ndarray, n: int, keys: np.ndarray) -> np.ndarray:
         right, left = np.divmod(value[walking], np.uint64(a))
         sizes = np.uint64(a), np.uint64(b)
         for round_number, key in enumerate(keys):
-            left, right = right, (left + _mix(right + key)) % sizes[round_number % 2]
+            size = sizes[round_number % 2]
+            # The inner remainder keeps the sum from wrapping at 2^64, where it would not be one.
+            left, right = right, (left + _mix(right + key) % size) % size
         value[walking] = right * np.uint64(a) + left
         walking = walking[value[walking] >= n]
     return value.astype(np.int64)

@@ -55,8 +55,7 @@ class EventLog:
         """`last_step`: on resume, later events of the interrupted run are dropped first."""
         self._run_id = run_id
         if last_step is not None and path.exists():
-            kept = [line for line in path.read_text(encoding="utf-8").splitlines()
-                    if _step_of(line) <= last_step]
+            kept = [line for line in _lines(path) if _step_of(line) <= last_step]
             path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
         self._file = path.open("a", encoding="utf-8")
 
@@ -84,6 +83,11 @@ def _step_of(line: str) -> float:
 
 
 def read_events(path: Path, event: str) -> list[dict[str, Any]]:
-    """All records of one kind from a log file."""
-    records = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines())
+    """All whole records of one kind from a log file."""
+    records = (json.loads(line) for line in _lines(path) if _step_of(line) < math.inf)
     return [record for record in records if record["event"] == event]
+
+
+def _lines(path: Path) -> list[str]:
+    """Split at line feeds alone: a sample's text may hold other separators."""
+    return path.read_text(encoding="utf-8").split("\n")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import time
 import uuid
 from pathlib import Path
+
+import numpy as np
 
 from . import args, checkpoint, plot
 from .checkpoint import Checkpoint
@@ -69,11 +72,12 @@ class Run:
                         parameters=trainer.table.count, corpus=self.corpus.name,
                         resumed=self._resumed is not None)
         try:
-            with StopRequest() as stop:
+            # What is not finite is looked for, and said, by the trainer itself.
+            with StopRequest() as stop, np.errstate(over="ignore", invalid="ignore"):
                 while trainer.step_count < steps and not stop.signal:
                     self._after_step(trainer.step())
                 self.save()
-            if stop.signal:
+            if trainer.step_count < steps:
                 self._say(f"interrupted after step {trainer.step_count}; go on with: "
                           f"andrea-train --resume --out {self.folder}")
                 self._log.write("run.end", trainer.step_count, reason="interrupted")
@@ -137,21 +141,22 @@ class Run:
         self._validation = (step, score.loss)
         self._say(f"validation at step {step}: loss {score.loss:.4f} nats per token, "
                   f"{bits:.4f} bits per byte ({score.tokens:,} tokens)")
-        self._log.write("run.eval", step, loss=score.loss, bits_per_byte=bits,
-                        tokens=score.tokens)
+        record = {"loss": score.loss, "bits_per_byte": bits, "tokens": score.tokens}
+        if whole and self.corpus.source_entropy is not None:
+            record |= self._distance_to_source(self.corpus.source_entropy)
+        self._log.write("run.eval", step, **record)
+        if not math.isfinite(score.loss):
+            raise Diverged(f"step {step}: validation loss {score.loss:g}")
 
-    def _compare_with_source(self) -> None:
-        """For generated text: how far the model is from the law that made it."""
-        dataset, trainer = self.trainer.dataset, self.trainer
-        entropy = self.corpus.source_entropy
-        if entropy is None:
-            return
-        score = trainer.evaluator().score_with_context()
+    def _distance_to_source(self, entropy: float) -> dict[str, float]:
+        """For generated text: how far the model is from the law that made it, per character."""
+        dataset = self.trainer.dataset
+        score = self.trainer.evaluator().score_with_context()
         value = score.loss * (len(dataset.val) - 1) / dataset.val_characters
         self._say(f"nats per character: val {value:.3f}, the text's own entropy {entropy:.3f}, "
                   f"{value - entropy:.3f} to go")
-        self._log.write("run.eval", trainer.step_count, nats_per_character=value,
-                        source_entropy=entropy, distance=value - entropy, tokens=score.tokens)
+        return {"nats_per_character": value, "source_entropy": entropy,
+                "distance": value - entropy}
 
     def _sample(self) -> None:
         trainer, step = self.trainer, self.trainer.step_count
@@ -162,10 +167,14 @@ class Run:
         self._log.write("run.sample", step, text=sample.text)
 
     def save(self) -> None:
-        """Write a checkpoint of the current step, unless there is one."""
+        """Write a checkpoint of the current step, unless there is one.
+
+        Raises Diverged, leaving the older checkpoint in place, when any value is not finite.
+        """
         trainer, step = self.trainer, self.trainer.step_count
         if step == self._saved_step:
             return
+        trainer.check_finite()
         path = checkpoint.save(self.folder, step, self.config, trainer.dataset.tokenizer,
                                trainer.table, trainer.weights, trainer.optimizer.m,
                                trainer.optimizer.v, {**trainer.state(), "run_id": self.run_id})
@@ -174,7 +183,6 @@ class Run:
 
     def _finish(self) -> None:
         self._evaluate(whole=True)
-        self._compare_with_source()
         self._sample()
         self._say(f"done: {self.trainer.step_count} steps, {duration(self._seconds)} in steps, "
                   f"peak memory {byte_size(peak_memory())}; log and checkpoint in {self.folder}")

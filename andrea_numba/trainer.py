@@ -28,7 +28,7 @@ Batch = tuple[np.ndarray, np.ndarray]  # ids and targets, each int32 [B, T]
 
 
 class Diverged(Exception):
-    """Loss or gradient norm is not finite; weights and moments are as before the step."""
+    """Something that training needs is not finite."""
 
 
 @dataclass(frozen=True)
@@ -106,18 +106,26 @@ class Trainer:
         return nats / tokens
 
     def step(self) -> StepResult:
-        """One optimizer update. Raises Diverged instead of making one that is not finite."""
+        """One optimizer update. Raises Diverged, weights and moments untouched, when loss or
+        gradient norm is not finite."""
         started = time.perf_counter()
         lr = learning_rate(self.step_count, self.config.run.steps, self.config.optimizer)
         loss = self.gradients(self._next_batches())
         grad_norm = self.optimizer.gradient_norm(self.grads)
         if not (math.isfinite(loss) and math.isfinite(grad_norm)):
             raise Diverged(f"step {self.step_count + 1}: loss {loss:g}, gradient norm "
-                           f"{grad_norm:g}, learning rate {lr:.3g}; the weights are unchanged")
+                           f"{grad_norm:g}, learning rate {lr:.3g}")
         self.optimizer.update(self.weights, self.grads, lr, grad_norm)
         self.average.add(loss)
         return StepResult(self.step_count, loss, grad_norm, lr, self.tokens_per_step,
                           time.perf_counter() - started)
+
+    def check_finite(self) -> None:
+        """Raise Diverged when a weight or a moment is not finite."""
+        for name, array in (("weight", self.weights), ("first moment", self.optimizer.m),
+                            ("second moment", self.optimizer.v)):
+            if not math.isfinite(self.optimizer.gradient_norm(array)):
+                raise Diverged(f"step {self.step_count}: a {name} is not finite")
 
     def _next_batches(self) -> list[Batch]:
         if self._one_batch is not None:

@@ -9,12 +9,17 @@ import tomllib
 
 import numpy as np
 import pytest
-from helpers import ROOT, TEXT, run_program
+from helpers import ROOT, TEXT, dataset, run_program, tiny_config
 
 from andrea_numba import args, checkpoint
 from andrea_numba.cli_train import make_parser, read_config
 from andrea_numba.config import PRESETS, TrainConfig
+from andrea_numba.corpora import Corpus
+from andrea_numba.data import Document, write_token_file
 from andrea_numba.errors import UserError
+from andrea_numba.run import Run
+from andrea_numba.trainer import Diverged, Trainer
+from kernels.registry import op_table
 
 TINY = ["--d-model", 16, "--n-head", 2, "--n-layer", 1, "--context", 16, "--batch-size", 4,
         "--sample-tokens", 20, "--threads", 1, "--device", "cpu"]
@@ -144,8 +149,9 @@ def test_a_console_that_cannot_show_the_text(train, text):
     assert result.returncode == 0, result.stderr
 
 
-def test_plot(train, text):
-    result = train("t.txt", "--steps", 2, "--plot", "--out", "r")
+@pytest.mark.parametrize("data", ["t.txt", "stories"])
+def test_plot(train, text, data):
+    result = train(data, "--steps", 2, "--plot", "--out", "r")
     assert result.returncode == 0, result.stderr
     assert (text / "r" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
@@ -332,12 +338,46 @@ def test_a_signal_saves_and_resume_gives_the_same_run(train, text, number):
 
 
 def test_divergence_stops_with_its_own_code(train, text):
-    result = train("t.txt", "--lr", 1e30, "--min-lr", 0, "--steps", 50, "--clip", 0, "--warmup", 0,
-                   "--out", "r")
+    result = train("t.txt", "--lr", 1e6, "--min-lr", 0, "--steps", 50, "--clip", 0, "--warmup", 0,
+                   "--save-every", 1, "--out", "r")
     assert result.returncode == 3, result.stderr
-    assert re.search(r"diverged at step \d+: loss .*learning rate", result.stderr)
+    assert re.search(r"diverged at step \d+: ", result.stderr)
+    assert "Warning" not in result.stderr
     found = list((text / "r").glob("checkpoints/*"))
     assert all(np.isfinite(checkpoint.load(c).weights).all() for c in found)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path):
+    config = tiny_config()
+    data = dataset(config, tmp_path)
+    trainer = Trainer(config, op_table("cpu"), data)
+    run = Run(trainer, Corpus("t", data), tmp_path / "r")
+    for array in (trainer.weights, trainer.optimizer.m, trainer.optimizer.v):
+        array[3] = np.nan
+        with pytest.raises(Diverged, match="is not finite"):
+            run.save()
+        array[3] = 0.0
+    assert not (tmp_path / "r").exists()
+
+
+def test_resume_refuses_other_tokens_of_the_same_text(train, text):
+    train("t.txt", "--steps", 2, "--out", "r")
+    write_token_file(text / "t.tokens", [Document.from_text("t", TEXT)], "char")
+    refused(train("t.tokens", "--resume", "--out", "r", "--steps", 4), "tokenised in another way")
+
+
+@pytest.mark.parametrize("arguments", [["--preset", "nano"], ["--config", "c.toml"]])
+def test_resume_takes_no_preset_or_file(train, text, arguments):
+    (text / "c.toml").write_text("[run]\nsteps = 9\n")
+    train("t.txt", "--steps", 2, "--out", "r")
+    refused(train("--resume", "--out", "r", *arguments, tiny=False), arguments[0], "--resume")
+
+
+def test_validation_text_may_not_be_training_text(train, text):
+    (text / "folder").mkdir()
+    (text / "folder" / "a.txt").write_text(TEXT)
+    (text / "folder" / "b.txt").write_text(TEXT[:300])
+    refused(train("folder", "--val-data", "folder/b.txt", "--steps", 1), "b.txt", "validation")
 
 
 def test_lines_appear_while_it_runs(text):

@@ -59,3 +59,12 @@ def test_a_bar_on_a_terminal(monkeypatch):
     console.close()
     assert "\r" in stream.getvalue() and "a line above the bar\n" in stream.getvalue()
     assert "2/2" in stream.getvalue() and "loss 1.2" in stream.getvalue()
+
+
+def test_unusual_separators_do_not_break_lines(tmp_path):
+    path = tmp_path / "log.jsonl"
+    log = EventLog(path, "id")
+    log.write("run.sample", 1, text="a\u2028b\u0085c")
+    log.close()
+    EventLog(path, "id", last_step=1).close()
+    assert [r["text"] for r in read_events(path, "run.sample")] == ["a\u2028b\u0085c"]
