@@ -12,7 +12,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 from .config import sections
 from .errors import UserError
@@ -26,6 +26,8 @@ class Parser(argparse.ArgumentParser):
                          **kwargs)
 
     def error(self, message: str):
+        if message.endswith("expected one argument"):
+            message += " (a value that begins with a dash is given as --option=VALUE)"
         raise UserError(f"{message}; see {self.prog} --help")
 
     def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -35,6 +37,8 @@ class Parser(argparse.ArgumentParser):
         return namespace
 
     def _unknown(self, given: str) -> str:
+        if not given.startswith("-"):
+            return f"unexpected argument {given}; see {self.prog} --help"
         name = given.split("=")[0]
         flags = [flag for action in self._actions for flag in action.option_strings]
         return f"unknown option {name}{_nearest(name, flags)}; see {self.prog} --help"
@@ -93,6 +97,9 @@ def apply(config: Any, values: dict[str, dict[str, Any]], origin: str) -> None:
     """Set fields of a sectioned config from {section: {field: value}}, checking names and types."""
     parts = sections(config)
     for section, fields in values.items():
+        owner = next((n for n, p in parts.items() if hasattr(p, section)), None)
+        if section not in parts and owner:
+            raise UserError(f"{origin}: {section} belongs in the section [{owner}]")
         if section not in parts or not isinstance(fields, dict):
             raise UserError(f"{origin}: unknown section [{section}]{_nearest(section, list(parts))}"
                             f"; sections are {', '.join(parts)}")
@@ -109,8 +116,10 @@ def _checked(value: Any, hint: Any, where: str) -> Any:
     kind = _element_type(hint)
     if kind is float and type(value) is int:
         return float(value)
-    if get_args(hint) and isinstance(value, list) and all(type(v) is kind for v in value):
-        return list(value)
+    if get_origin(hint) is list:
+        if isinstance(value, list) and all(type(v) is kind for v in value):
+            return list(value)
+        raise UserError(f"{where} is {value!r}; expected a list such as [{value!r}]")
     if type(value) is not kind:
         raise UserError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}")
     return value

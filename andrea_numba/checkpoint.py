@@ -60,21 +60,27 @@ def save(run: Path, step: int, config: TrainConfig, tokenizer, table: ParameterT
     parent.mkdir(parents=True, exist_ok=True)
     final = parent / f"step-{step:08d}"
     temporary = parent / f".step-{step:08d}.{os.getpid()}"
-    shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
-    save_file(table.unpadded(weights), temporary / "model.safetensors")
-    moments = {f"m.{name}": array for name, array in table.unpadded(m).items()}
-    moments |= {f"v.{name}": array for name, array in table.unpadded(v).items()}
-    save_file(moments, temporary / "optimizer.safetensors")
     metadata = {"format": FORMAT, "version": FORMAT_VERSION, "step": step,
                 "config": args.to_dict(config), "tokenizer": tokenizer.to_dict(), "state": state}
-    (temporary / METADATA).write_text(json.dumps(metadata, indent=1, ensure_ascii=False),
-                                      encoding="utf-8")
-    for file in (*temporary.iterdir(), temporary):
-        _flush(file)
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(temporary, final)
+    moments = {f"m.{name}": array for name, array in table.unpadded(m).items()}
+    moments |= {f"v.{name}": array for name, array in table.unpadded(v).items()}
+    temporary.mkdir()
+    try:
+        (temporary / METADATA).write_text(json.dumps(metadata, indent=1, ensure_ascii=False),
+                                          encoding="utf-8")
+        for name, tensors in (("model", table.unpadded(weights)), ("optimizer", moments)):
+            save_file(tensors, temporary / f"{name}.safetensors")
+            # The library makes files for their owner alone; these are as readable as any other.
+            shutil.copymode(temporary / METADATA, temporary / f"{name}.safetensors")
+        for file in (*temporary.iterdir(), temporary):
+            _flush(file)
+        if final.exists():
+            shutil.rmtree(final)
+        os.replace(temporary, final)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(temporary, ignore_errors=True)
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(f"cannot write a checkpoint to {parent}: {reason}") from None
     _flush(parent)
     for old in parent.iterdir():
         if old != final and old.name.lstrip(".").startswith("step-"):

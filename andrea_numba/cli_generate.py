@@ -24,7 +24,7 @@ DESCRIPTION = "Continue a text with a trained model."
 EPILOG = """\
 examples:
   andrea-generate --prompt "Once upon a time"
-  andrea-generate runs/stories-nano --temperature 0 --max-tokens 50
+  andrea-generate runs/stories --temperature 0 --max-tokens 50
   andrea-generate --prompt-file letter.txt --num-samples 3 --json > samples.jsonl
 
 A prompt that begins with a dash needs the form --prompt=-TEXT.

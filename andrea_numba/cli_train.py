@@ -1,12 +1,9 @@
-"""andrea-train: from the command line to a run.
-
-Exit codes: 0 done, 1 a bug, 2 something the user can fix, 3 diverged, 130 and 143 interrupted
-by SIGINT or SIGTERM (after saving).
-"""
+"""andrea-train: from the command line to a run."""
 
 from __future__ import annotations
 
 import dataclasses
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,7 +16,16 @@ from .program import run_program, say
 
 DESCRIPTION = """\
 Train a GPT on text. Without arguments: the preset nano on the built-in corpus, about two minutes
-on two cores. Everything a run writes goes into one folder below runs/ (see --out)."""
+on two cores. Everything a run writes goes into one folder below runs/ (see --out). The defaults
+shown are those of nano."""
+EPILOG = """\
+examples:
+  andrea-train book.txt --tokenizer char --steps 1000
+  andrea-train texts/ --preset andrea-12m --plan
+  andrea-train --resume
+
+Exit codes: 0 done, 1 a bug, 2 something to correct, 3 diverged, 130 and 143 interrupted by SIGINT
+or SIGTERM; a run in training finishes its step and saves first."""
 
 # What --resume may change; the rest is taken from the checkpoint and must agree with it.
 CHANGEABLE = {"data", "val_data", "encoding", "steps", "device", "threads", "out", "resume",
@@ -28,7 +34,7 @@ CHANGEABLE = {"data", "val_data", "encoding", "steps", "device", "threads", "out
 
 
 def make_parser() -> args.Parser:
-    parser = args.Parser(prog="andrea-train", description=DESCRIPTION)
+    parser = args.Parser(prog="andrea-train", description=DESCRIPTION, epilog=EPILOG)
     start = parser.add_argument_group("Where the settings come from (flags win over these)")
     start.add_argument("--preset", choices=PRESETS, help="a named model and its training settings")
     start.add_argument("--config", metavar="FILE", help="TOML file, as --print-config writes it")
@@ -72,8 +78,7 @@ def _main(argv: Sequence[str] | None) -> int:
         for flag in ("preset", "config"):
             if getattr(given, flag):
                 raise UserError(f"--{flag} cannot be given with --resume: the settings come from "
-                                "the checkpoint; flags may change "
-                                + ", ".join(sorted(CHANGEABLE - {"out", "resume"})))
+                                f"the checkpoint; {_changeable()}")
         resumed = checkpoint.load(checkpoint.find(config.run.out))
         config = _resumed_config(config, given, resumed)
         if resumed.step >= config.run.steps:
@@ -81,22 +86,33 @@ def _main(argv: Sequence[str] | None) -> int:
                 f"go on with --resume --steps N, N above {resumed.step}")
             return 0
     elif config.run.out and any(Path(config.run.out).glob("*")):
-        raise UserError(f"--out {config.run.out} is not empty; give a new folder, or --resume to "
-                        "go on with the run in it")
+        remedy = (", or --resume to go on with the run in it"
+                  if any(Path(config.run.out).glob("checkpoints/step-*")) else "")
+        raise UserError(f"--out {config.run.out} is not empty; give a new folder{remedy}")
     return _run(config, chosen, resumed, given.plan)
 
 
 def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
     import numba
 
+    from kernels.common.cache import cache_folder
+
     from . import plan, plot
     from .corpora import open_corpus
-    from .run import Run, free_folder, timed
+    from .run import Run, check_writable, free_folder, timed
     from .trainer import Trainer, warm_up
 
     say(chosen.line)
+    if config.run.out and not resumed:
+        check_writable(Path(config.run.out))
     corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
     dataset = corpus.dataset
+    if resumed:
+        folder = resumed.path.parent.parent
+    else:
+        folder = Path(config.run.out) if config.run.out else free_folder(corpus.name)
+        if not only_plan:
+            check_writable(folder)
     for notice in dataset.notices:
         say(notice)
     _fix_vocabulary(config, dataset.tokenizer)
@@ -107,10 +123,11 @@ def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
         raise UserError(f"the data were tokenised in another way than those of "
                         f"{resumed.path.parent.parent}; resume with the same data")
     plan.check_fits(config)
-    say("loading kernels (compiled on first use, which takes a while)")
+    if not cache_folder().exists():
+        say("compiling kernels for this machine: once, up to a minute")
     seconds = timed(lambda: warm_up(chosen.ops, config.model))
-    layer = numba.threading_layer()
-    say(f"kernels ready in {seconds:.1f} s; {numba.get_num_threads()} threads ({layer})")
+    layer, threads = numba.threading_layer(), numba.get_num_threads()
+    say(f"kernels ready in {seconds:.1f} s; {threads} thread{'s' * (threads > 1)} ({layer})")
     if layer == "workqueue":
         say("warning: Numba found no OpenMP (libgomp) and no TBB; its own thread pool is slower")
     if only_plan:
@@ -119,17 +136,16 @@ def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
     if config.log.plot and not plot.available():
         say(plot.HINT)
     trainer = Trainer(config, chosen.ops, dataset, resumed)
-    if resumed:
-        folder = resumed.path.parent.parent
-    else:
-        folder = Path(config.run.out) if config.run.out else free_folder(corpus.name)
     m = config.model
+    if config.optimizer.warmup > config.run.steps / 2:
+        say(f"the warm-up of {config.optimizer.warmup} steps takes more than half of the "
+            f"{config.run.steps}; --warmup sets it")
     say(f"{corpus.name}: {len(dataset.train):,} tokens to train on, {len(dataset.val):,} to "
         f"validate; {trainer.table.count:,} parameters; {trainer.tokens_per_step:,} tokens a step "
         f"({config.run.batch_size} × {m.context}, accumulated {config.run.grad_accum} ×)")
     code = Run(trainer, corpus, folder, resumed).train()
     if code == 0:
-        print(f"andrea-generate {folder}", flush=True)
+        print(f"andrea-generate {shlex.quote(str(folder))}", flush=True)
     return code
 
 
@@ -141,6 +157,11 @@ def _fix_vocabulary(config: TrainConfig, tokenizer) -> None:
     elif model.vocab_size < tokenizer.vocab_size:
         raise UserError(f"--vocab-size {model.vocab_size} is too small: the {tokenizer.name} "
                         f"tokenizer has {tokenizer.vocab_size} ids here; give at least that, or 0")
+
+
+def _changeable() -> str:
+    flags = sorted("--" + n.replace("_", "-") for n in CHANGEABLE - {"data", "out", "resume"})
+    return f"a resumed run may change only the place of its text and {', '.join(flags)}"
 
 
 def _resumed_config(config: TrainConfig, given, resumed) -> TrainConfig:
@@ -157,8 +178,7 @@ def _resumed_config(config: TrainConfig, given, resumed) -> TrainConfig:
             elif value != getattr(kept, field.name):
                 flag = "--" + field.name.replace("_", "-")
                 raise UserError(f"{flag} {value} differs from the {getattr(kept, field.name)} of "
-                                f"{resumed.path.parent.parent}; a resumed run may change only "
-                                + ", ".join(sorted(CHANGEABLE - {"out", "resume"})))
+                                f"{resumed.path.parent.parent}; {_changeable()}")
     return merged
 
 

@@ -17,9 +17,11 @@ from .errors import UserError
 VOCABULARY_MULTIPLE = 128  # embedding rows are padded to this, so that every matmul has even edges
 
 
-def option(default: Any, help: str, *, choices=None, at_least=None, above=None, at_most=None):
+def option(default: Any, help: str, *, choices=None, at_least=None, above=None, at_most=None,
+           below=None):
     """A dataclass field with its help text and the values it accepts."""
-    limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most}
+    limits = {"choices": choices, "at_least": at_least, "above": above, "at_most": at_most,
+              "below": below}
     metadata = {"help": help, **{k: v for k, v in limits.items() if v is not None}}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
@@ -54,8 +56,9 @@ class ModelConfig:
 class DataConfig:
     """What to read."""
 
-    data: list[str] = option(["stories"], "text files, folders, .jsonl files with a `text` field, "
-                             "or the built-in corpora: stories, pydocs")
+    data: list[str] = option(["stories"], "text files, .jsonl files with a `text` field, folders "
+                             "of *.txt, *.md and *.jsonl, one token file, or the built-in corpora: "
+                             "stories, pydocs")
     val_data: list[str] = option([], "validate on this file or folder instead of the last part "
                                  "of the text; may be given several times")
     tokenizer: str = option("byte", "how text becomes token ids", choices=("byte", "char"))
@@ -75,8 +78,8 @@ class RunConfig:
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
-    resume: bool = option(False, "continue the run in --out (default: the newest run)")
-    save_every: int = option(500, "steps between checkpoints; 0 = only the last", at_least=0)
+    resume: bool = option(False, "continue the run in --out, or the newest run without --out")
+    save_every: int = option(500, "steps between checkpoints (the newest one is kept); 0 = only at the end", at_least=0)
     overfit_one_batch: bool = option(False, "train on the first batch alone: loss must go to 0")
 
 
@@ -86,13 +89,13 @@ class OptimizerConfig:
 
     lr: float = option(3e-3, "peak learning rate", above=0.0, at_most=1e6)
     min_lr: float = option(3e-4, "learning rate at the last step", at_least=0.0)
-    warmup: int = option(100, "steps of linear warm-up", at_least=0)
+    warmup: int = option(100, "steps of linear warm-up of the rate", at_least=0)
     schedule: str = option("cosine", "decay after the warm-up; wsd = constant, then linear over "
                            "the last fifth", choices=("cosine", "linear", "constant", "wsd"))
     weight_decay: float = option(0.1, "decoupled decay of matrices (embeddings included)",
                                  at_least=0.0)
-    beta1: float = option(0.9, "decay of the first moment", at_least=0.0, at_most=0.9999999)
-    beta2: float = option(0.99, "decay of the second moment", at_least=0.0, at_most=0.9999999)
+    beta1: float = option(0.9, "decay of the first moment", at_least=0.0, below=1.0)
+    beta2: float = option(0.99, "decay of the second moment", at_least=0.0, below=1.0)
     eps: float = option(1e-8, "added to the root of the second moment", at_least=1e-30)
     clip: float = option(1.0, "largest global gradient norm; 0 = no clipping", at_least=0.0)
 
@@ -106,7 +109,7 @@ class EvalConfig:
                               "validation always scores all)", at_least=0)
     sample_every: int = option(500, "steps between samples of text; 0 = only at the end",
                                at_least=0)
-    sample_tokens: int = option(300, "length of a sample", at_least=1)
+    sample_tokens: int = option(300, "length of a sample; 0 = no samples", at_least=0)
 
 
 @dataclass
@@ -114,7 +117,7 @@ class LogConfig:
     """What to print and draw."""
 
     log_every: int = option(50, "steps between log lines", at_least=1)
-    plot: bool = option(False, "write the curves of loss, gradient norm and learning rate as PNG")
+    plot: bool = option(False, "draw loss, gradient norm and learning rate (curves.png)")
 
 
 @dataclass
@@ -194,6 +197,8 @@ def check_limits(config: Any) -> None:
                 raise UserError(f"{flag} {value}: must be at least {limits['at_least']}")
             if "above" in limits and value <= limits["above"]:
                 raise UserError(f"{flag} {value}: must be above {limits['above']}")
+            if "below" in limits and value >= limits["below"]:
+                raise UserError(f"{flag} {value}: must be below {limits['below']}")
             if "at_most" in limits and value > limits["at_most"]:
                 raise UserError(f"{flag} {value}: must be at most {limits['at_most']}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,13 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
     if built_in and len(config.data) > 1:
         raise UserError(f"the built-in corpus {built_in[0]} cannot be mixed with other data: "
                         f"{' '.join(config.data)}; give it alone")
+    for given in (*config.data, *config.val_data):
+        if not given:
+            raise UserError("an empty text was given as the name of a file")
+        close = difflib.get_close_matches(given, ("stories", "pydocs"), n=1)
+        if close and not built_in and not Path(given).exists():
+            raise UserError(f"no such file or folder: {Path(given).absolute()}; did you mean the "
+                            f"built-in corpus {close[0]}?")
     name = built_in[0] if built_in else Path(config.data[0]).resolve().stem or "text"
     if len(config.data) == 1 and is_token_file(config.data[0]):
         return Corpus(name, load_token_file(config.data[0], config.val_fraction, context))

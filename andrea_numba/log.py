@@ -19,13 +19,13 @@ from .program import say
 
 
 class Console:
-    """Talk on stderr: a tqdm bar with lines above it on a terminal, plain lines elsewhere."""
+    """Talk on stderr: plain lines, and on a terminal a progress bar below them."""
 
     def __init__(self, steps: int = 0, initial: int = 0):
         self._bar = None
         if steps and sys.stderr.isatty():
             self._bar = tqdm(total=steps, initial=initial, unit="step", file=sys.stderr,
-                             dynamic_ncols=True, smoothing=0.1)
+                             dynamic_ncols=True, leave=False)
 
     def line(self, text: str) -> None:
         """One line, or several."""
@@ -35,14 +35,14 @@ class Console:
             say(text)
 
     def step(self, text: str, log: bool) -> None:
-        """After every step: move the bar; `log` steps leave a line where there is no bar."""
+        """After every step: move the bar; `log` steps leave a line."""
         if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
             self._bar.update()
-        elif log:
+        if log:
             self.line(text)
 
     def close(self) -> None:
+        """Take the bar away; lines can still be written."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None

@@ -56,7 +56,7 @@ def byte_size(count: float) -> str:
     """1.5 GiB, 12.0 MiB, 3.1 KiB."""
     for unit, size in (("GiB", 1 << 30), ("MiB", 1 << 20)):
         if count >= size:
-            return f"{count / size:.2f} {unit}" if unit == "GiB" else f"{count / size:.1f} {unit}"
+            return f"{count / size:,.2f} {unit}" if unit == "GiB" else f"{count / size:.1f} {unit}"
     return f"{count / 1024:.1f} KiB"
 
 

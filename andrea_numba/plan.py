@@ -43,7 +43,7 @@ def check_fits(config: TrainConfig) -> None:
     per_sequence = sum(memory(pair, 0).values()) - one
     fits = 1 + (free - one) // per_sequence
     remedy = (f"--batch-size {fits} would fit (--grad-accum makes up for a smaller batch)"
-              if fits >= 1 else "lower --context, --n-layer or --d-model")
+              if fits >= 1 else "lower --context, --n-layer, --d-model or --vocab-size")
     raise UserError(f"this run needs {byte_size(needed)} of memory and {byte_size(free)} are "
                     f"free; {remedy}")
 
@@ -67,7 +67,7 @@ def report(config: TrainConfig, ops) -> str:
         *(f"  {byte_size(size):>12}  {group}" for group, size in groups.items()),
         f"  {byte_size(sum(groups.values())):>12}  peak",
         f"step         {tokens:,} tokens, {flops / 1e9:,.1f} GFLOP",
-        f"time         about {1000 * step_seconds:,.0f} ms a step, "
+        f"time         about {duration(step_seconds)} a step, "
         f"{tokens / step_seconds:,.0f} tokens/s, {duration(step_seconds * run.steps)} for "
         f"{run.steps:,} steps (from a short probe)",
     ]

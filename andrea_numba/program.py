@@ -11,20 +11,27 @@ from .errors import UserError
 
 
 def run_program(name: str, action: Callable[[], int]) -> int:
-    """`action()`'s exit code; 2 and one line on stderr for what the user can correct, 130 for an
-    interrupt, 0 when the reader of stdout has had enough (as `head` has)."""
+    """`action()`'s exit code; 2 and one line on stderr for what the user can correct (a disk that
+    is full or closed to us included), 130 for an interrupt, 0 when the reader of stdout has had
+    enough (as `head` has)."""
     # A stream closed by the caller (`>&-`) is None: read it as empty, write it to nowhere.
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:
             setattr(sys, stream, open(os.devnull, mode, encoding="utf-8"))  # noqa: SIM115
     try:
-        return action()
+        code = action()
+        sys.stdout.flush()
+        return code
     except UserError as error:
         say(f"{name}: error: {error}")
         return 2
     except BrokenPipeError:
         abandon_stdout()
         return 0
+    except OSError as error:
+        abandon_stdout()
+        say(f"{name}: error: {error.filename or 'output'}: {error.strerror or error}")
+        return 2
     except KeyboardInterrupt:
         say(f"{name}: interrupted")
         return 130

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import signal
 import time
 import uuid
@@ -14,6 +15,7 @@ import numpy as np
 from . import args, checkpoint, plot
 from .checkpoint import Checkpoint
 from .corpora import Corpus
+from .errors import UserError
 from .evaluate import bits_per_byte
 from .generate import generate_text
 from .initialize import expected_first_loss
@@ -23,6 +25,8 @@ from .sampler import Sampling
 from .trainer import Diverged, StepResult, Trainer, generator
 
 EXIT_DIVERGED = 3
+# A young model writes anything; what would steer a terminal is shown as the mark for unknown.
+CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
 SAMPLING = Sampling(temperature=0.8, top_k=0, top_p=1.0, repetition_penalty=1.0)
 
 
@@ -40,6 +44,7 @@ class StopRequest:
     def _handle(self, number: int, frame) -> None:
         self.signal = number
         signal.signal(number, signal.SIG_DFL)
+        os.write(2, b"\nfinishing the step and saving; once more stops at once\n")
 
     def __exit__(self, *exception) -> None:
         for number, handler in self._before.items():
@@ -79,9 +84,10 @@ class Run:
                 self.save()
             if trainer.step_count < steps:
                 self._say(f"interrupted after step {trainer.step_count}; go on with: "
-                          f"andrea-train --resume --out {self.folder}")
+                          f"andrea-train --resume --out {shlex.quote(str(self.folder))}")
                 self._log.write("run.end", trainer.step_count, reason="interrupted")
                 return 128 + stop.signal
+            self._console.close()
             self._finish()
             return 0
         except Diverged as error:
@@ -123,9 +129,10 @@ class Run:
         rate = self.trainer.tokens_per_step / step_seconds
         average = self.trainer.average.value
         self._console.step(
-            f"step {result.step}/{steps} {100 * result.step / steps:.1f}%  loss {average:.4f}  "
-            f"norm {result.grad_norm:.2f}  lr {result.lr:.2e}  {1000 * step_seconds:.0f} ms  "
-            f"{rate:,.0f} tok/s  ETA {duration((steps - result.step) * step_seconds)}", is_logged)
+            f"step {result.step}/{steps} {100 * result.step / steps:.1f}%  "
+            f"loss {result.loss:.4f} (average {average:.4f})  norm {result.grad_norm:.2f}  "
+            f"lr {result.lr:.2e}  {1000 * step_seconds:.0f} ms  {rate:,.0f} tok/s  "
+            f"ETA {duration((steps - result.step) * step_seconds)}", is_logged)
         self._interval = (result.step, 0.0) if is_logged else (first, seconds)
         if is_logged:
             self._log.write("run.loss", result.step, loss=result.loss, loss_average=average,
@@ -153,17 +160,19 @@ class Run:
         dataset = self.trainer.dataset
         score = self.trainer.evaluator().score_with_context()
         value = score.loss * (len(dataset.val) - 1) / dataset.val_characters
-        self._say(f"nats per character: val {value:.3f}, the text's own entropy {entropy:.3f}, "
-                  f"{value - entropy:.3f} to go")
+        self._say(f"nats per character, half a window or more read: val {value:.3f}, the text's "
+                  f"own entropy {entropy:.3f}, {value - entropy:.3f} to go")
         return {"nats_per_character": value, "source_entropy": entropy,
                 "distance": value - entropy}
 
     def _sample(self) -> None:
         trainer, step = self.trainer, self.trainer.step_count
+        if not self.config.eval.sample_tokens:
+            return
         rng = generator(self.config.run.seed, "sample", step)
         sample = generate_text(trainer.decoder(), trainer.dataset.tokenizer, "",
                                self.config.eval.sample_tokens, SAMPLING, rng)
-        self._say(f"--- sample at step {step}\n{sample.text}\n---")
+        self._say(f"--- sample at step {step}\n{sample.text.translate(CONTROLS)}\n---")
         self._log.write("run.sample", step, text=sample.text)
 
     def save(self) -> None:
@@ -188,6 +197,17 @@ class Run:
                   f"peak memory {byte_size(peak_memory())}; log and checkpoint in {self.folder}")
         self._log.write("run.end", self.trainer.step_count, reason="finished",
                         seconds=self._seconds, peak_memory=peak_memory())
+
+
+def check_writable(folder: Path) -> None:
+    """Raise UserError when `folder` cannot become a run's folder; writes nothing."""
+    existing = folder
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"--out {folder}: {existing.absolute()} is not a folder; give another")
+    if not os.access(existing, os.W_OK):
+        raise UserError(f"cannot write to {existing.absolute()}; give a folder with --out")
 
 
 def free_folder(name: str) -> Path:

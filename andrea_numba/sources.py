@@ -185,8 +185,11 @@ def _json_documents(path: Path, encoding: str) -> Iterator[Document]:
                             'a line like {"text": "..."}') from None
         text = record.get("text") if isinstance(record, dict) else None
         if not isinstance(text, str):
-            found = (f"fields {', '.join(map(repr, list(record)[:8])) or 'none'}"
-                     if isinstance(record, dict) else type(record).__name__)
+            found = type(record).__name__
+            if isinstance(record, dict):
+                found = f"fields {', '.join(map(repr, list(record)[:8])) or 'none'}"
+                if "text" in record:
+                    found = f"a {type(text).__name__}"
             raise UserError(f'{where}: no string in the field "text" (found: {found}); expected a '
                             'line like {"text": "..."}')
         try:

@@ -85,6 +85,9 @@ def without_residuals(ops) -> SimpleNamespace:
 def run_program(program: str, *arguments, cwd: Path, **options) -> subprocess.CompletedProcess:
     """Start `andrea-train` or `andrea-generate` from the checkout, capturing its output."""
     environment = {**os.environ, **options.pop("env", {})}
-    return subprocess.run([sys.executable, str(ROOT / "bin" / program), *map(str, arguments)],
-                          cwd=cwd, env=environment, capture_output=True, text=True,
-                          timeout=options.pop("timeout", 300), **options)
+    environment.pop("PYTHONUNBUFFERED", None)  # would hide what is lost in a buffer at exit
+    with open(options.pop("stdout_to", os.devnull), "w") as file:
+        stdout = file if file.name != os.devnull else subprocess.PIPE
+        return subprocess.run([sys.executable, str(ROOT / "bin" / program), *map(str, arguments)],
+                              cwd=cwd, env=environment, stdout=stdout, stderr=subprocess.PIPE,
+                              text=True, timeout=options.pop("timeout", 300), **options)

@@ -1,6 +1,7 @@
 """andrea-train as a user meets it: options, errors, exit codes, files, resume, signals."""
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -77,8 +78,8 @@ def test_a_run_from_text_to_files(train, text):
     assert [r["step"] for r in events(run, "run.eval")] == [3, 6]
     first = re.search(r"first loss ([\d.]+); ([\d.]+) is expected", result.stderr)
     assert abs(float(first[1]) - float(first[2])) < 0.1
-    line = re.findall(r"step 6/6 100\.0%  loss [\d.]+  norm [\d.]+  lr [\d.e-]+  \d+ ms  "
-                      r"[\d,]+ tok/s  ETA ", result.stderr)
+    line = re.findall(r"step 6/6 100\.0%  loss [\d.]+ \(average [\d.]+\)  norm [\d.]+  "
+                      r"lr [\d.e-]+  \d+ ms  [\d,]+ tok/s  ETA ", result.stderr)
     assert len(line) == 1
     generated = run_program("andrea-generate", "--max-tokens", 5, "--prompt", "The", cwd=text)
     assert generated.returncode == 0 and generated.stdout.startswith("The"), generated.stderr
@@ -89,6 +90,18 @@ def test_one_step_is_one_update(train, text):
     assert result.returncode == 0, result.stderr
     assert [r["step"] for r in events(text / "one", "run.loss")] == [1]
     assert checkpoint.load(checkpoint.find(str(text / "one"))).step == 1
+
+
+def test_a_folder_that_cannot_be_written(train, text):
+    (text / "runs").write_text("a file")
+    refused(train("t.txt", "--steps", 1), "runs", "not a folder")
+
+
+def test_output_to_a_full_disk_is_one_line(text):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    result = run_program("andrea-train", "--print-config", cwd=text, stdout_to="/dev/full")
+    assert result.returncode == 2 and result.stderr.count("\n") == 1
 
 
 def test_logged_speed_is_steps_over_time(train, text):
@@ -225,6 +238,9 @@ def test_help_is_complete_and_imports_nothing_heavy():
     (["--val-fraction", "1"], ["--val-fraction 1.0", "at most"]),
     (["--batch-size", "100000000"], ["needs", "free", "--batch-size"]),
     (["--resume", "--out", "nosuch"], ["nosuch", "does not exist"]),
+    (["--out", "t.txt"], ["t.txt", "not a folder"]),
+    (["--beta1", "1"], ["--beta1 1.0", "below 1.0"]),
+    (["--version=3"], ["--version"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
 def test_refused_options(text, arguments, words):
     result = run_program("andrea-train", "t.txt", *arguments, cwd=text)
@@ -258,6 +274,8 @@ def test_refused_data(text, content, arguments, words):
     ("[modell]\nd_model = 3", ["modell", "model"]),
     ("[model]\nd_model = 'wide'", ["d_model", "int"]),
     ("[model\n", ["not a TOML file"]),
+    ("steps = 3", ["steps", "[run]"]),
+    ("[data]\ndata = 'l.txt'", ["data.data", "['l.txt']"]),
 ])
 def test_refused_config_files(tmp_path, toml, words):
     (tmp_path / "c.toml").write_text(toml)

@@ -58,7 +58,7 @@ def test_a_bar_on_a_terminal(monkeypatch):
     console.step("loss 1.2", log=True)
     console.close()
     assert "\r" in stream.getvalue() and "a line above the bar\n" in stream.getvalue()
-    assert "2/2" in stream.getvalue() and "loss 1.2" in stream.getvalue()
+    assert "2/2" in stream.getvalue() and "loss 1.2\n" in stream.getvalue()
 
 
 def test_unusual_separators_do_not_break_lines(tmp_path):
