@@ -79,7 +79,8 @@ class RunConfig:
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
     resume: bool = option(False, "continue the run in --out, or the newest run without --out")
-    save_every: int = option(500, "steps between checkpoints (the newest one is kept); 0 = only at the end", at_least=0)
+    save_every: int = option(500, "steps between checkpoints, of which the newest is kept; "
+                             "0 = only at the end", at_least=0)
     overfit_one_batch: bool = option(False, "train on the first batch alone: loss must go to 0")
 
 

@@ -16,15 +16,14 @@ import numpy as np
 from numba import prange
 
 from ..common.cache import njit
-from ..common.cpu_math import FAST, FAST_SUM, F, exp, exp2, stack_array
+from ..common.cpu_math import FAST, FAST_SUM, F, exp, exp2, pointer, stack_array
+from ..common.cpu_tile import PANEL, multiply_add
 from .cpu_tile import (
     LOW,
-    PANEL,
     TILE,
     add_rows,
     fill,
     hide_future,
-    multiply_add,
     pack_panels,
     pack_rows,
     pack_transposed,
@@ -140,12 +139,14 @@ def _forward_tile(out, lse, qkv, b, h, tile, scale):
             s = panel * TILE * PANEL
             q = panel * width * PANEL
             used = min(rows, (panel + 1) * PANEL) if other == tile else rows
-            multiply_add(scores, s, used, keys, 0, width, 1, head_dim, queries, q, True)
+            multiply_add(scores, s, PANEL, used, PANEL, keys, 0, width, 1, head_dim,
+                         pointer(queries, q), True)
             if other == tile:
                 hide_future(scores, s, used, panel)
             _online_softmax(scores, s, used, acc, q, width, largest[panel * PANEL:],
                             total[panel * PANEL:])
-            multiply_add(acc, q, width, values, 0, 1, width, used, scores, s, False)
+            multiply_add(acc, q, PANEL, width, PANEL, values, 0, 1, width, used, pointer(scores, s),
+                         False)
     for i in range(count):
         inverse = F(1.0) / total[i]
         lse[b, h, tile * TILE + i] = (largest[i] + F(math.log2(total[i]))) * F(_LN_2)
@@ -249,18 +250,23 @@ def _backward_head(dqkv, dout, out, lse, qkv, b, h, scale):
                 s = panel * TILE * PANEL
                 q = panel * width * PANEL
                 used = min(rows, (panel + 1) * PANEL) if other == tile else rows
-                multiply_add(scores, s, used, keys, 0, width, 1, head_dim, queries_t, q, True)
-                multiply_add(dscores, s, used, values, 0, width, 1, head_dim, douts_t, q, True)
+                multiply_add(scores, s, PANEL, used, PANEL, keys, 0, width, 1, head_dim,
+                             pointer(queries_t, q), True)
+                multiply_add(dscores, s, PANEL, used, PANEL, values, 0, width, 1, head_dim,
+                             pointer(douts_t, q), True)
                 if other == tile:
                     hide_future(scores, s, used, panel)
                 _score_gradient(scores, dscores, s, used, lse2[panel * PANEL:],
                                 delta[panel * PANEL:], scale)
-                multiply_add(dqueries_t, q, width, keys, 0, 1, width, used, dscores, s, False)
+                multiply_add(dqueries_t, q, PANEL, width, PANEL, keys, 0, 1, width, used,
+                             pointer(dscores, s), False)
                 for strip in range(wide // PANEL):
                     c = strip * TILE * PANEL
                     r = c + panel * PANEL * PANEL
-                    multiply_add(dvalues, c, used, scores, s, PANEL, 1, PANEL, douts, r, False)
-                    multiply_add(dkeys, c, used, dscores, s, PANEL, 1, PANEL, queries, r, False)
+                    multiply_add(dvalues, c, PANEL, used, PANEL, scores, s, PANEL, 1, PANEL,
+                                 pointer(douts, r), False)
+                    multiply_add(dkeys, c, PANEL, used, PANEL, dscores, s, PANEL, 1, PANEL,
+                                 pointer(queries, r), False)
             add_rows(dqkv, start, n_keys, d_model + column, head_dim, dkeys)
             add_rows(dqkv, start, n_keys, 2 * d_model + column, head_dim, dvalues)
         for i in range(count):

@@ -1,53 +1,12 @@
-"""Tiles of a head for `cpu.py`: packing rows into panels, the product of tiles, the causal mask.
-
-A tile has TILE rows; a panel is PANEL columns of it, stored row after row, so that the distance
-between two rows is a constant that LLVM can vectorise over.
+"""Tiles of a head for `cpu.py`: packing rows into panels, and the causal mask.
 """
 
 from ..common.cache import njit
-from ..common.cpu_math import FAST, F, stack_array
+from ..common.cpu_math import F
+from ..common.cpu_tile import PANEL
 
-TILE = 64  # queries, and keys, of a tile
-PANEL = 32  # columns of a panel; a tile has two panels of queries
+TILE = 64  # queries, and keys, of a tile: two panels of columns
 LOW = F(-1e30)  # below every score, and finite: differences of two of them are not NaN
-_BLOCK_SIZE = 4 * PANEL  # sums of four rows, kept in registers
-
-
-@njit(fastmath=FAST)
-def multiply_add(c, c_start, rows, a, a_start, a_row, a_column, terms, b, b_start, fresh):
-    """C[r, :] += (fresh: =) sum_k A[r, k] B[k, :] over one panel; rows is a multiple of 4.
-
-    The 4 x 32 sums live in registers: LLVM vectorises the loops over i and then finds that each
-    address of the stack array is constant.
-    """
-    for r in range(0, rows, 4):
-        acc = stack_array(_BLOCK_SIZE)
-        target = c[c_start + r * PANEL:c_start + (r + 4) * PANEL]
-        if fresh:
-            for i in range(4 * PANEL):
-                acc[i] = F(0.0)
-        else:
-            for i in range(4 * PANEL):
-                acc[i] = target[i]
-        p0 = a_start + r * a_row
-        p1 = p0 + a_row
-        p2 = p1 + a_row
-        p3 = p2 + a_row
-        for k in range(terms):
-            offset = k * a_column
-            a0 = a[p0 + offset]
-            a1 = a[p1 + offset]
-            a2 = a[p2 + offset]
-            a3 = a[p3 + offset]
-            row = b[b_start + k * PANEL:]
-            for i in range(PANEL):
-                x = row[i]
-                acc[i] += a0 * x
-                acc[PANEL + i] += a1 * x
-                acc[2 * PANEL + i] += a2 * x
-                acc[3 * PANEL + i] += a3 * x
-        for i in range(4 * PANEL):
-            target[i] = acc[i]
 
 
 @njit()

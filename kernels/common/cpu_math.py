@@ -88,9 +88,26 @@ def stack_array(typingctx, size):
     length = ir.Constant(ir.IntType(64), size.literal_value)
 
     def codegen(context, builder, signature, args):
-        return cgutils.alloca_once(builder, ir.FloatType(), size=length)
+        array = cgutils.alloca_once(builder, ir.FloatType(), size=length)
+        array.align = 64  # a cache line: no vector lies across two of them
+        return array
 
     return types.CPointer(types.float32)(size), codegen
+
+
+@intrinsic
+def pointer(typingctx, array, start):
+    """C pointer to element `start` of a contiguous float32 array: `p = pointer(a, 8); p[i]`.
+
+    Indexing it is one addition: no test for a negative index, no slice to cut to size. The array
+    must stay alive elsewhere.
+    """
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        return builder.gep(data, [args[1]])
+
+    return types.CPointer(types.float32)(array, types.intp), codegen
 
 
 @njit(fastmath=FAST, forceinline=True)

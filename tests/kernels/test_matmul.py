@@ -38,10 +38,45 @@ def test_nan_in_w_is_not_hidden_by_a_zero_in_x():
 
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_weight_gradients_of_every_small_shape(transpose_w):
-    """dw is added to block by block; no shape may fall between the blocks."""
+    """No shape may fall between the tiles of 4 rows and 32 columns."""
     for K, N in itertools.product((1, 2, 7, 15, 16, 17), repeat=2):
         x, dy = np.ones((3, K), np.float32), np.ones((3, N), np.float32)
         w = np.ones((N, K) if transpose_w else (K, N), np.float32)
         dw, dbias = np.ones_like(w), np.ones(N, np.float32)
         CPU.backward(None, dw, dbias, dy, x, w, transpose_w)
         assert (dw == 4).all() and (dbias == 4).all(), (K, N)
+
+
+def test_products_across_blocks_of_rows_columns_and_terms():
+    """More rows, columns and terms than a task packs at once, each with a rest at the end."""
+    rng = np.random.default_rng(1)
+    for M, K, N in ((261, 259, 37), (39, 515, 291), (1030, 5, 35)):
+        x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
+                    for shape in ((M, K), (K, N), (M, N)))
+        assert np.array_equal(product(x, w), x @ w)  # integers: exact in any order
+        dx, dw = np.full((M, K), np.nan, np.float32), np.ones((K, N), np.float32)
+        CPU.backward(dx, dw, None, dy, x, w, False)
+        assert np.array_equal(dx, dy @ w.T) and np.array_equal(dw, 1 + x.T @ dy), (M, K, N)
+
+
+@pytest.mark.parametrize("transpose_w", [False, True])
+def test_large_products_agree_with_the_oracle_too(transpose_w, monkeypatch):
+    """The way of large products, taken here from the first multiplication on."""
+    monkeypatch.setattr(CPU, "LARGE", 1)
+    monkeypatch.setattr(CPU, "SCRATCH_ELEMENTS", 100)
+    rng = np.random.default_rng(2)
+    M, K, N = 7, 33, 45
+    x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
+                for shape in ((M, K), (K, N), (M, N)))
+    bias = rng.integers(-3, 4, N).astype(np.float32)
+    stored = np.ascontiguousarray(w.T) if transpose_w else w
+    y, pre_gelu = np.full((2, M, N), np.nan, np.float32)
+    CPU.forward(y, None, x, stored, bias, transpose_w)
+    assert np.array_equal(y, x @ w + bias)
+    CPU.forward(y, pre_gelu, x, stored, bias, transpose_w)
+    assert np.array_equal(pre_gelu, x @ w + bias) and np.isfinite(y).all()
+    dx, dw = np.full((M, K), np.nan, np.float32), np.ones_like(stored)
+    CPU.backward(dx, dw, None, dy, x, stored, transpose_w)
+    expected = 1 + x.T @ dy
+    assert np.array_equal(dx, dy @ w.T)
+    assert np.array_equal(dw, expected.T if transpose_w else expected)
