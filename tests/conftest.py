@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 # As the programs do before NumPy and Numba load: the BLAS and the OpenMP threads must not spin
 # against each other on a small machine.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
@@ -15,3 +17,22 @@ ROOT = Path(__file__).resolve().parent.parent
 os.environ.setdefault("ANDREA_CACHE_DIR", str(ROOT / ".pytest_cache" / "andrea-numba"))
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
+
+
+@pytest.fixture
+def text(tmp_path):
+    """A folder that holds a short text, t.txt."""
+    from helpers import TEXT
+
+    (tmp_path / "t.txt").write_text(TEXT)
+    return tmp_path
+
+
+@pytest.fixture
+def train(text):
+    """Run andrea-train, with a tiny model unless told otherwise, in the folder `text`."""
+    from helpers import TINY, run_program
+
+    def run(*arguments, tiny=True, **options):
+        return run_program("andrea-train", *arguments, *(TINY if tiny else ()), cwd=text, **options)
+    return run

@@ -10,10 +10,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from andrea_numba import model
+from andrea_numba import checkpoint, model
 from andrea_numba.buffers import Buffers
 from andrea_numba.config import ModelConfig, TrainConfig
 from andrea_numba.data import Dataset, Document, prepare
+from andrea_numba.log import read_events
 from andrea_numba.parameters import ParameterTable
 from kernels.registry import op_table
 
@@ -91,3 +92,25 @@ def run_program(program: str, *arguments, cwd: Path, **options) -> subprocess.Co
         return subprocess.run([sys.executable, str(ROOT / "bin" / program), *map(str, arguments)],
                               cwd=cwd, env=environment, stdout=stdout, stderr=subprocess.PIPE,
                               text=True, timeout=options.pop("timeout", 300), **options)
+
+
+TINY = ["--d-model", 16, "--n-head", 2, "--n-layer", 1, "--context", 16, "--batch-size", 4,
+        "--sample-tokens", 20, "--threads", 1, "--device", "cpu"]
+
+
+def refused(result, *words):
+    """One readable line on stderr, exit code 2, no traceback, nothing on stdout."""
+    lines = [line for line in result.stderr.splitlines() if not line.startswith("device:")]
+    assert result.returncode == 2, result.stderr
+    assert len(lines) == 1 and lines[0].startswith("andrea-train: error: "), result.stderr
+    assert result.stdout == ""
+    for word in words:
+        assert str(word) in lines[0]
+
+
+def events(folder: Path, event: str) -> list[dict]:
+    return read_events(folder / "log.jsonl", event)
+
+
+def final_weights(run: Path) -> bytes:
+    return checkpoint.load(checkpoint.find(str(run))).weights.tobytes()

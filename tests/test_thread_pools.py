@@ -7,7 +7,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 
-# Every op once, on sizes with partial blocks; BLAS products and parallel loops alternate.
+# Every op once, on sizes with partial blocks; products and parallel loops alternate.
 DIGEST = """
 import hashlib
 import numpy as np
