@@ -32,12 +32,13 @@ def option(default: Any, help: str, *, choices=None, at_least=None, above=None, 
 class ModelConfig:
     """The network's shape."""
 
-    d_model: int = option(128, "width of the residual stream", at_least=1)
+    d_model: int = option(128, "width of the residual stream", at_least=1, at_most=65536)
     n_head: int = option(4, "attention heads; must divide --d-model", at_least=1)
-    n_layer: int = option(4, "transformer blocks", at_least=1)
-    context: int = option(128, "tokens the model can see at once", at_least=1)
+    n_layer: int = option(4, "transformer blocks", at_least=1, at_most=1000)
+    context: int = option(128, "tokens the model can see at once", at_least=1,
+                          at_most=1 << 24)
     vocab_size: int = option(0, "token ids the model knows; 0 = as many as the tokenizer has",
-                             at_least=0)
+                             at_least=0, at_most=1 << 24)
     tied: bool = option(True, "the output head shares the token embedding table")
     bias: bool = option(True, "linear layers have biases")
     norm_affine: bool = option(True, "LayerNorms have a learned gain and offset")
@@ -71,15 +72,15 @@ class DataConfig:
 class RunConfig:
     """How long, how much at a time, where."""
 
-    batch_size: int = option(8, "sequences in one forward and backward pass", at_least=1)
+    batch_size: int = option(4, "sequences in one forward and backward pass", at_least=1)
     grad_accum: int = option(1, "passes whose gradients make one update", at_least=1)
-    steps: int = option(2000, "optimizer updates", at_least=1)
+    steps: int = option(4500, "optimizer updates", at_least=1)
     seed: int = option(1337, "seed of initialisation, data order and samples", at_least=0)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
     resume: bool = option(False, "continue the run in --out, or the newest run without --out")
-    save_every: int = option(500, "steps between checkpoints, of which the newest is kept; "
+    save_every: int = option(1000, "steps between checkpoints, of which the newest is kept; "
                              "0 = only at the end", at_least=0)
     overfit_one_batch: bool = option(False, "train on the first batch alone: loss must go to 0")
 
@@ -88,8 +89,8 @@ class RunConfig:
 class OptimizerConfig:
     """AdamW, its learning-rate schedule and gradient clipping."""
 
-    lr: float = option(3e-3, "peak learning rate", above=0.0, at_most=1e6)
-    min_lr: float = option(3e-4, "learning rate at the last step", at_least=0.0)
+    lr: float = option(2e-3, "peak learning rate", above=0.0, at_most=1e6)
+    min_lr: float = option(2e-5, "learning rate at the last step", at_least=0.0)
     warmup: int = option(100, "steps of linear warm-up of the rate", at_least=0)
     schedule: str = option("cosine", "decay after the warm-up; wsd = constant, then linear over "
                            "the last fifth", choices=("cosine", "linear", "constant", "wsd"))
@@ -105,10 +106,10 @@ class OptimizerConfig:
 class EvalConfig:
     """Looking at the model while it trains."""
 
-    eval_every: int = option(250, "steps between validations; 0 = only at the end", at_least=0)
+    eval_every: int = option(500, "steps between validations; 0 = only at the end", at_least=0)
     eval_tokens: int = option(65536, "validation tokens scored on the way; 0 = all (the last "
                               "validation always scores all)", at_least=0)
-    sample_every: int = option(500, "steps between samples of text; 0 = only at the end",
+    sample_every: int = option(1000, "steps between samples of text; 0 = only at the end",
                                at_least=0)
     sample_tokens: int = option(300, "length of a sample; 0 = no samples", at_least=0)
 
@@ -117,7 +118,7 @@ class EvalConfig:
 class LogConfig:
     """What to print and draw."""
 
-    log_every: int = option(50, "steps between log lines", at_least=1)
+    log_every: int = option(100, "steps between log lines", at_least=1)
     plot: bool = option(False, "draw loss, gradient norm and learning rate (curves.png)")
 
 
