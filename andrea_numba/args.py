@@ -14,8 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
-from .config import sections
+from .config import LARGEST, sections
 from .errors import UserError
+
+MAX_TOML_BYTES = 1 << 20
 
 
 class Parser(argparse.ArgumentParser):
@@ -31,7 +33,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}; see {self.prog} --help")
 
     def parse(self, argv: Sequence[str] | None) -> argparse.Namespace:
-        namespace, unknown = self.parse_known_args(argv)
+        namespace, unknown = self.parse_known_intermixed_args(argv)
         if unknown:
             raise UserError(self._unknown(unknown[0]))
         return namespace
@@ -100,7 +102,9 @@ def apply(config: Any, values: dict[str, dict[str, Any]], origin: str) -> None:
         owner = next((n for n, p in parts.items() if hasattr(p, section)), None)
         if section not in parts and owner:
             raise UserError(f"{origin}: {section} belongs in the section [{owner}]")
-        if section not in parts or not isinstance(fields, dict):
+        if section in parts and not isinstance(fields, dict):
+            raise UserError(f"{origin}: {section} is a section: write [{section}], its keys below")
+        if section not in parts:
             raise UserError(f"{origin}: unknown section [{section}]{_nearest(section, list(parts))}"
                             f"; sections are {', '.join(parts)}")
         part = parts[section]
@@ -114,14 +118,14 @@ def apply(config: Any, values: dict[str, dict[str, Any]], origin: str) -> None:
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
     kind = _element_type(hint)
-    if kind is float and type(value) is int:
+    if kind is float and type(value) is int and abs(value) <= LARGEST:
         return float(value)
     if get_origin(hint) is list:
         if isinstance(value, list) and all(type(v) is kind for v in value):
             return list(value)
         raise UserError(f"{where} is {value!r}; expected a list such as [{value!r}]")
     if type(value) is not kind:
-        raise UserError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}")
+        raise UserError(f"{where} is {value!r:.100}; expected {getattr(kind, '__name__', kind)}")
     return value
 
 
@@ -137,11 +141,14 @@ def apply_flags(config: Any, namespace: argparse.Namespace) -> None:
 
 def read_toml(path: str) -> dict[str, Any]:
     """The contents of a TOML file, or a UserError naming the file and the place."""
+    file = Path(path)
+    if file.exists() and (not file.is_file() or file.stat().st_size > MAX_TOML_BYTES):
+        raise UserError(f"--config {file.absolute()}: not a TOML file of settings")
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
-        raise UserError(f"--config {Path(path).absolute()}: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"--config {file.absolute()}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:  # of TOML, of UTF-8, of digits, of depth
         raise UserError(f"--config {path}: not a TOML file: {error}") from None
 
 
@@ -151,8 +158,9 @@ def to_toml(config: Any) -> str:
     for name, part in sections(config).items():
         lines.append(f"[{name}]")
         for field in dataclasses.fields(part):
-            # JSON and TOML agree on numbers, strings, booleans and flat lists.
+            # JSON and TOML agree on numbers, booleans, flat lists, and strings but for DEL.
             value = json.dumps(getattr(part, field.name), ensure_ascii=False)
+            value = value.replace("\x7f", "\\u007f")
             lines.append(f"{field.name} = {value}  # {field.metadata['help']}")
         lines.append("")
     return "\n".join(lines)

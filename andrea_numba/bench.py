@@ -22,7 +22,7 @@ from .config import PRESETS, TrainConfig
 from .environment import prepare_threads
 from .errors import UserError
 
-SHAPES = {"nano": (8, 50), "andrea-12m": (1, 5), "andrea-120m": (1, 5)}  # batch size, timed steps
+SHAPES = {"nano": (4, 100), "andrea-12m": (1, 5), "andrea-120m": (1, 5)}  # batch size, timed steps
 FIELDS = ("measurement", "median_ms", "fastest_ms", "slowest_ms", "tokens_per_second",
           "peak_mib", "planned_mib")
 

@@ -13,7 +13,9 @@ names, dtypes and shapes were compared with the config, so a foreign file costs 
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,6 +33,7 @@ from .parameters import ParameterTable
 FORMAT = "andrea-numba checkpoint"
 FORMAT_VERSION = 1
 METADATA = "checkpoint.json"
+_OURS = re.compile(r"step-\d{8,}|\.step-\d{8,}\.\d+")  # complete, and left by a crash
 MAX_METADATA_BYTES = 64 << 20  # a character vocabulary of all of Unicode is far below this
 
 
@@ -66,7 +69,7 @@ def save(run: Path, step: int, config: TrainConfig, tokenizer, table: ParameterT
     moments |= {f"v.{name}": array for name, array in table.unpadded(v).items()}
     temporary.mkdir()
     try:
-        (temporary / METADATA).write_text(json.dumps(metadata, indent=1, ensure_ascii=False),
+        (temporary / METADATA).write_text(json.dumps(metadata, indent=1),
                                           encoding="utf-8")
         for name, tensors in (("model", table.unpadded(weights)), ("optimizer", moments)):
             save_file(tensors, temporary / f"{name}.safetensors")
@@ -83,7 +86,7 @@ def save(run: Path, step: int, config: TrainConfig, tokenizer, table: ParameterT
         raise UserError(f"cannot write a checkpoint to {parent}: {reason}") from None
     _flush(parent)
     for old in parent.iterdir():
-        if old != final and old.name.lstrip(".").startswith("step-"):
+        if old != final and _OURS.fullmatch(old.name):
             shutil.rmtree(old, ignore_errors=True)
     return final
 
@@ -132,8 +135,11 @@ def load(path: Path) -> Checkpoint:
         args.apply(config, metadata["config"], str(path / METADATA))
         check_train(config)
         tokenizer = tokenizers.tokenizer_from_dict(metadata["tokenizer"])
-        if type(step) is not int or not isinstance(state, dict) or config.model.vocab_size < 1:
-            raise TypeError("step, state or vocab_size has the wrong type")
+        if type(step) is not int or step < 0 or not isinstance(state, dict):
+            raise TypeError("step or state has the wrong type")
+        if config.model.vocab_size < tokenizer.vocab_size:
+            raise ValueError(f"the model knows {config.model.vocab_size} ids, the tokenizer has "
+                             f"{tokenizer.vocab_size}")
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path / METADATA} is damaged: {error!r}") from None
     table = ParameterTable(config.model)
@@ -141,7 +147,26 @@ def load(path: Path) -> Checkpoint:
     return Checkpoint(path, step, config, tokenizer, weights, state)
 
 
+def run_folder(checkpoint: Checkpoint) -> Path:
+    """The run that a checkpoint belongs to; UserError when it lies outside of one, or when what
+    training needs beside the arrays is missing or damaged."""
+    if checkpoint.path.parent.name != "checkpoints":
+        raise UserError(f"{checkpoint.path} is a checkpoint without its run; --resume needs the "
+                        "run's folder (with checkpoints/ in it)")
+    state = checkpoint.state
+    average = state.get("average")
+    whole = (isinstance(state.get("loader"), dict) and isinstance(average, dict)
+             and average.keys() == {"decay", "total", "weight"}
+             and all(type(v) is float and math.isfinite(v) for v in average.values())
+             and all(isinstance(state.get(name), str) for name in ("fingerprint", "run_id")))
+    if not whole:
+        raise UserError(f"{checkpoint.path / METADATA} is damaged: its training state is not whole")
+    return checkpoint.path.parent.parent
+
+
 def _read_metadata(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is not a regular file")
     try:
         size = file.stat().st_size
         if size > MAX_METADATA_BYTES:
@@ -153,9 +178,10 @@ def _read_metadata(file: Path) -> dict[str, Any]:
         raise UserError(f"{file} is not a checkpoint: it is not JSON") from None
     if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
         raise UserError(f"{file} is not an {FORMAT}")
-    if metadata.get("version") != FORMAT_VERSION:
-        raise UserError(f"{file} has format version {metadata.get('version')}; this program "
-                        f"reads version {FORMAT_VERSION}")
+    version = metadata.get("version")
+    if type(version) is not int or version != FORMAT_VERSION:
+        raise UserError(f"{file} has format version {str(version)[:20]}; this program reads "
+                        f"version {FORMAT_VERSION}")
     return metadata
 
 
@@ -196,6 +222,8 @@ def read_tensors(file: Path, table: ParameterTable, prefix: str = "",
 
 def _check_length(file: Path, data_bytes: int) -> None:
     """Refuse a safetensors file (8 bytes header length, header, data) of another length."""
+    if file.exists() and not file.is_file():
+        raise UserError(f"{file} is not a regular file")
     try:
         found = file.stat().st_size
         with file.open("rb") as stream:

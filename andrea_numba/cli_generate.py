@@ -40,7 +40,6 @@ def _main(argv: Sequence[str] | None) -> int:
     config = _parse(argv)
     prompt = _read_prompt(config)
     prepare_threads(config.threads)
-    sys.stdout.reconfigure(errors="replace")  # a console that cannot show a character
     _generate(config, prompt)
     return 0
 
@@ -88,9 +87,6 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
 
     loaded = checkpoint.load(checkpoint.find(config.checkpoint))
     tokenizer = loaded.tokenizer
-    if tokenizer.vocab_size > loaded.model.vocab_size:
-        raise UserError(f"{loaded.path}: its tokenizer has {tokenizer.vocab_size} ids, its model "
-                        f"knows {loaded.model.vocab_size}; the files do not belong together")
     ids = prompt_ids(tokenizer, prompt)
     chosen = device.choose(config.device)
     print(chosen.line, file=sys.stderr)

@@ -15,9 +15,9 @@ from .errors import UserError
 from .program import run_program, say
 
 DESCRIPTION = """\
-Train a GPT on text. Without arguments: the preset nano on the built-in corpus, about two minutes
-on two cores. Everything a run writes goes into one folder below runs/ (see --out). The defaults
-shown are those of nano."""
+Train a GPT on text. Without arguments: the preset nano on the built-in corpus, about two and a half
+minutes on two cores. A run writes into one folder below runs/ (see --out). The defaults shown are
+those of nano."""
 EPILOG = """\
 examples:
   andrea-train book.txt --tokenizer char --steps 1000
@@ -52,7 +52,7 @@ def read_config(argv: Sequence[str] | None) -> tuple[TrainConfig, object]:
     config = TrainConfig()
     if given.preset:
         args.apply(config, PRESETS[given.preset], f"--preset {given.preset}")
-    if given.config:
+    if given.config is not None:
         args.apply(config, args.read_toml(given.config), f"--config {given.config}")
     args.apply_flags(config, given)
     check_train(config)
@@ -76,13 +76,14 @@ def _main(argv: Sequence[str] | None) -> int:
     resumed = None
     if config.run.resume:
         for flag in ("preset", "config"):
-            if getattr(given, flag):
+            if getattr(given, flag) is not None:
                 raise UserError(f"--{flag} cannot be given with --resume: the settings come from "
                                 f"the checkpoint; {_changeable()}")
         resumed = checkpoint.load(checkpoint.find(config.run.out))
+        folder = checkpoint.run_folder(resumed)
         config = _resumed_config(config, given, resumed)
         if resumed.step >= config.run.steps:
-            say(f"{resumed.path.parent.parent} is complete: {resumed.step} steps done; "
+            say(f"{folder} is complete: {resumed.step} steps done; "
                 f"go on with --resume --steps N, N above {resumed.step}")
             return 0
     elif config.run.out and any(Path(config.run.out).glob("*")):
@@ -97,7 +98,7 @@ def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
 
     from kernels.common.cache import cache_folder
 
-    from . import plan, plot
+    from . import checkpoint, plan, plot
     from .corpora import open_corpus
     from .run import Run, check_writable, free_folder, timed
     from .trainer import Trainer, warm_up
@@ -108,7 +109,7 @@ def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
     corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
     dataset = corpus.dataset
     if resumed:
-        folder = resumed.path.parent.parent
+        folder = checkpoint.run_folder(resumed)
     else:
         folder = Path(config.run.out) if config.run.out else free_folder(corpus.name)
         if not only_plan:

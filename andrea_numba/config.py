@@ -14,6 +14,7 @@ from typing import Any
 
 from .errors import UserError
 
+LARGEST = 10**12  # of any whole number
 VOCABULARY_MULTIPLE = 128  # embedding rows are padded to this, so that every matmul has even edges
 
 
@@ -73,11 +74,12 @@ class RunConfig:
     """How long, how much at a time, where."""
 
     batch_size: int = option(4, "sequences in one forward and backward pass", at_least=1)
-    grad_accum: int = option(1, "passes whose gradients make one update", at_least=1)
-    steps: int = option(4500, "optimizer updates", at_least=1)
+    grad_accum: int = option(1, "passes whose gradients make one update", at_least=1,
+                             at_most=65536)
+    steps: int = option(5500, "optimizer updates", at_least=1)
     seed: int = option(1337, "seed of initialisation, data order and samples", at_least=0)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    threads: int = option(0, "CPU threads; 0 = all cores", at_least=0)
+    threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
     resume: bool = option(False, "continue the run in --out, or the newest run without --out")
     save_every: int = option(1000, "steps between checkpoints, of which the newest is kept; "
@@ -106,12 +108,13 @@ class OptimizerConfig:
 class EvalConfig:
     """Looking at the model while it trains."""
 
-    eval_every: int = option(500, "steps between validations; 0 = only at the end", at_least=0)
+    eval_every: int = option(1000, "steps between validations; 0 = only at the end", at_least=0)
     eval_tokens: int = option(65536, "validation tokens scored on the way; 0 = all (the last "
                               "validation always scores all)", at_least=0)
     sample_every: int = option(1000, "steps between samples of text; 0 = only at the end",
                                at_least=0)
-    sample_tokens: int = option(300, "length of a sample; 0 = no samples", at_least=0)
+    sample_tokens: int = option(300, "length of a sample; 0 = no samples", at_least=0,
+                                at_most=10_000)
 
 
 @dataclass
@@ -153,7 +156,7 @@ class GenerateConfig:
     seed: int = option(1337, "seed of the random streams", at_least=0)
     cache: bool = option(True, "keep keys and values of the tokens already read")
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    threads: int = option(0, "CPU threads; 0 = all cores", at_least=0)
+    threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     json: bool = option(False, "one JSON object a sample on stdout")
 
 
@@ -191,6 +194,8 @@ def check_limits(config: Any) -> None:
         for field in dataclasses.fields(part):
             value, limits = getattr(part, field.name), field.metadata
             flag = "--" + field.name.replace("_", "-")
+            if isinstance(value, int) and value > LARGEST:
+                raise UserError(f"{flag}: must be at most {LARGEST:,}")
             if isinstance(value, float) and not math.isfinite(value):
                 raise UserError(f"{flag} {value}: must be a finite number")
             if "choices" in limits and value not in limits["choices"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,19 +40,24 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
     documents: Iterable[Document]
     notices: list[str] = []
     log_probabilities = None
+    if not config.data:
+        raise UserError("no data given; name text files, a folder, stories or pydocs")
     built_in = [name for name in config.data if name in ("stories", "pydocs")]
     if built_in and len(config.data) > 1:
         raise UserError(f"the built-in corpus {built_in[0]} cannot be mixed with other data: "
                         f"{' '.join(config.data)}; give it alone")
     for given in (*config.data, *config.val_data):
-        if not given:
-            raise UserError("an empty text was given as the name of a file")
+        if not given or "\0" in given:
+            raise UserError(f"{given!r} was given as the name of a file")
         close = difflib.get_close_matches(given, ("stories", "pydocs"), n=1)
         if close and not built_in and not Path(given).exists():
             raise UserError(f"no such file or folder: {Path(given).absolute()}; did you mean the "
                             f"built-in corpus {close[0]}?")
-    name = built_in[0] if built_in else Path(config.data[0]).resolve().stem or "text"
-    if len(config.data) == 1 and is_token_file(config.data[0]):
+    name = built_in[0] if built_in else Path(os.path.realpath(config.data[0])).stem or "text"
+    if len(config.data) == 1 and Path(config.data[0]).is_file() and is_token_file(config.data[0]):
+        if config.val_data:
+            raise UserError(f"{config.data[0]} is a token file: its last part is the validation "
+                            "text (--val-fraction), and --val-data cannot be given")
         return Corpus(name, load_token_file(config.data[0], config.val_fraction, context))
     if name == "stories" and built_in:
         from .stories import generate_stories
@@ -71,9 +77,9 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
     if config.val_data:
         val_documents = open_sources(config.val_data, config.encoding)
         notices += val_documents.notices
-        used = {path.resolve() for path in getattr(documents, "paths", ())}
+        used = {os.path.realpath(path) for path in getattr(documents, "paths", ())}
         for path in val_documents.paths:
-            if path.resolve() in used:
+            if os.path.realpath(path) in used:
                 raise UserError(f"{path} is training text and validation text at once; leave it "
                                 "out of one of them")
     dataset = prepare(documents, config.tokenizer, config.val_fraction, context,

@@ -74,7 +74,11 @@ def _survey(documents: Iterable[Document]) -> _Survey:
         n_documents += 1
         returns = 0
         for text in document.chunks():
-            encoded = text.encode("utf-8")
+            try:
+                encoded = text.encode("utf-8")
+            except UnicodeEncodeError:
+                raise UserError(f"{document.name} decodes to half of a surrogate pair; give the "
+                                "right --encoding") from None
             digest.update(encoded)
             n_bytes += len(encoded)
             n_characters += len(text)
@@ -143,7 +147,10 @@ def write_token_file(path: str | Path, documents: Iterable[Document],
 def cache_folder() -> Path:
     """Where token files are kept: below ANDREA_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
     base = os.environ.get("ANDREA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(os.path.expanduser(base), "andrea-numba", "tokens")
+    base = os.path.expanduser(base)
+    if base.startswith("~"):  # nobody's home: this user has none
+        base = tempfile.gettempdir()
+    return Path(base, "andrea-numba", "tokens")
 
 
 class _Cache:

@@ -86,5 +86,8 @@ class Evaluator:
 
 
 def bits_per_byte(loss: float, tokens: int, n_bytes: int) -> float:
-    """Mean nats per token over a text of `tokens` tokens and `n_bytes` UTF-8 bytes, in bits."""
+    """Mean nats per token over a text of `tokens` tokens and `n_bytes` UTF-8 bytes, in bits; NaN
+    for a text of document marks alone."""
+    if not n_bytes:
+        return math.nan
     return loss * tokens / n_bytes / math.log(2)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import sys
 import time
 from pathlib import Path
@@ -56,13 +57,15 @@ class EventLog:
         self._run_id = run_id
         if last_step is not None and path.exists():
             kept = [line for line in _lines(path) if _step_of(line) <= last_step]
-            path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            temporary = path.with_name(f".{path.name}.{os.getpid()}")
+            temporary.write_text("".join(line + "\n" for line in kept), encoding="utf-8")
+            os.replace(temporary, path)
         self._file = path.open("a", encoding="utf-8")
 
     def write(self, event: str, step: int, **values: Any) -> None:
         record = {"event": event, "run_id": self._run_id, "step": step, "ts": time.time()}
         record |= {name: _json_safe(value) for name, value in values.items()}
-        self._file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        self._file.write(json.dumps(record) + "\n")
         self._file.flush()
 
     def close(self) -> None:
@@ -77,9 +80,10 @@ def _json_safe(value: Any) -> Any:
 def _step_of(line: str) -> float:
     """The step of one event line; infinite for a line cut short by a crash."""
     try:
-        return json.loads(line)["step"]
-    except (ValueError, KeyError, TypeError):
+        step = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError, RecursionError):
         return math.inf
+    return step if type(step) is int else math.inf
 
 
 def read_events(path: Path, event: str) -> list[dict[str, Any]]:
@@ -90,4 +94,4 @@ def read_events(path: Path, event: str) -> list[dict[str, Any]]:
 
 def _lines(path: Path) -> list[str]:
     """Split at line feeds alone: a sample's text may hold other separators."""
-    return path.read_text(encoding="utf-8").split("\n")
+    return path.read_text(encoding="utf-8", errors="replace").split("\n")

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Callable
 
 from .errors import UserError
 
+MAX_LINE = 2000  # of an error, whatever text a file put into it
+
 
 def run_program(name: str, action: Callable[[], int]) -> int:
     """`action()`'s exit code; 2 and one line on stderr for what the user can correct (a disk that
     is full or closed to us included), 130 for an interrupt, 0 when the reader of stdout has had
     enough (as `head` has)."""
+    # A console that cannot show a character gets another one instead.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     # A stream closed by the caller (`>&-`) is None: read it as empty, write it to nowhere.
     for stream, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, stream) is None:
@@ -23,7 +29,11 @@ def run_program(name: str, action: Callable[[], int]) -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        say(f"{name}: error: {error}")
+        text = str(error).replace("\n", "\\n")
+        say(f"{name}: error: {text[:MAX_LINE]}")
+        return 2
+    except MemoryError as error:
+        say(f"{name}: error: not enough memory ({error}); a smaller model or --batch-size may fit")
         return 2
     except BrokenPipeError:
         abandon_stdout()
@@ -38,8 +48,8 @@ def run_program(name: str, action: Callable[[], int]) -> int:
 
 
 def say(text: str) -> None:
-    """One line on stderr; a reader that is gone does not end the program."""
-    with contextlib.suppress(BrokenPipeError):
+    """One line on stderr; a reader that is gone, or a full disk, does not end the program."""
+    with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 

@@ -73,9 +73,9 @@ def open_sources(paths: Sequence[str], encoding: str = "utf-8") -> Sources:
             files += used
         else:
             files.append(_checked_file(path))
-    seen: dict[Path, Path] = {}
+    seen: dict[str, Path] = {}
     for file in files:
-        real = file.resolve()
+        real = os.path.realpath(file)
         if real in seen:
             raise UserError(f"{file} is given twice (also as {seen[real]}): the copy could land "
                             "in both training and validation text; give it once")

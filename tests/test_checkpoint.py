@@ -59,6 +59,48 @@ def test_it_needs_no_other_file(saved, tmp_path):
     assert checkpoint.load(checkpoint.find(str(elsewhere))).step == 1
 
 
+def test_only_own_folders_are_removed(trained, tmp_path):
+    mine = tmp_path / "run" / "checkpoints" / "step-notes"
+    mine.mkdir(parents=True)
+    left_by_a_crash = mine.parent / ".step-00000001.123"
+    left_by_a_crash.mkdir()
+    save(trained, tmp_path / "run")
+    assert mine.exists() and not left_by_a_crash.exists()
+
+
+def test_a_failed_save_leaves_nothing_half_written(trained, saved, tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save_file", full)
+    trained.optimizer.step += 1
+    with pytest.raises(UserError, match="No space left"):
+        save(trained, tmp_path / "run")
+    trained.optimizer.step -= 1
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [saved.name]
+    assert checkpoint.load(saved).step == 1
+
+
+@pytest.mark.parametrize("change", [
+    lambda state: state.clear(),
+    lambda state: state.update(loader=[]),
+    lambda state: state.update(average={"decay": 1.0}),
+    lambda state: state["average"].update(total="x"),
+    lambda state: state.pop("fingerprint"),
+], ids=range(5))
+def test_damaged_training_state_is_refused(saved, change):
+    _rewrite(saved, lambda m: change(m["state"]))
+    with pytest.raises(UserError, match="training state"):
+        checkpoint.run_folder(checkpoint.load(saved))
+
+
+def test_a_checkpoint_outside_its_run_is_not_resumed(saved, tmp_path):
+    alone = shutil.copytree(saved, tmp_path / "alone")
+    assert checkpoint.run_folder(checkpoint.load(saved)) == tmp_path / "run"
+    with pytest.raises(UserError, match="without its run"):
+        checkpoint.run_folder(checkpoint.load(alone))
+
+
 def test_a_newer_one_replaces_the_older(trained, tmp_path):
     run = tmp_path / "run"
     first = save(trained, run)
@@ -140,8 +182,11 @@ def _renamed(saved):
     (lambda s: _rewrite(s, lambda m: m.update(step="1")), "damaged"),
     (lambda s: _rewrite(s, lambda m: m["config"]["model"].update(d_model="wide")), "expected int"),
     (lambda s: _rewrite(s, lambda m: m["config"]["model"].update(d_model=-16)), "at least 1"),
+    (lambda s: _rewrite(s, lambda m: m.update(version=True)), "format version True"),
+    (lambda s: _rewrite(s, lambda m: m["config"]["model"].update(n_layer=10**9)), "at most"),
+    (lambda s: _rewrite(s, lambda m: m["config"]["model"].update(vocab_size=3)), "tokenizer has"),
     (lambda s: _rewrite(s, lambda m: m["tokenizer"].update(name="harris")), "tokenizer"),
-], ids=range(15))
+], ids=range(18))
 def test_damage_is_named_in_one_line(saved, damage, message):
     damage(saved)
     with pytest.raises(UserError, match=message) as caught:

@@ -195,6 +195,10 @@ def test_help_is_complete_and_imports_nothing_heavy():
     (["--batch-size", "100000000"], ["needs", "free", "--batch-size"]),
     (["--resume", "--out", "nosuch"], ["nosuch", "does not exist"]),
     (["--out", "t.txt"], ["t.txt", "not a folder"]),
+    (["--n-layer", "100000000"], ["--n-layer", "at most"]),
+    (["--steps", "9" * 400], ["--steps", "at most"]),
+    (["--config", ""], ["--config"]),
+    ([""], ["name of a file"]),
     (["--beta1", "1"], ["--beta1 1.0", "below 1.0"]),
     (["--version=3"], ["--version"]),
 ], ids=lambda value: " ".join(value) if isinstance(value, list) else "")
@@ -232,6 +236,9 @@ def test_refused_data(text, content, arguments, words):
     ("[model\n", ["not a TOML file"]),
     ("steps = 3", ["steps", "[run]"]),
     ("[data]\ndata = 'l.txt'", ["data.data", "['l.txt']"]),
+    ("model = 5", ["model", "section"]),
+    ("x = " + "[" * 5000, ["not a TOML file"]),
+    ("[optimizer]\nlr = 1" + "0" * 400, ["optimizer.lr", "float"]),
 ])
 def test_refused_config_files(tmp_path, toml, words):
     (tmp_path / "c.toml").write_text(toml)
@@ -246,6 +253,10 @@ def test_flags_win_over_file_over_preset(tmp_path):
                              "--steps", "9", "--no-bias"])
     assert (config.model.d_model, config.model.n_layer, config.run.steps) == (384, 3, 9)
     assert config.model.bias is False
+
+
+def test_data_may_stand_before_and_after_flags():
+    assert read_config(["a.txt", "--steps", "1", "b.txt"])[0].data.data == ["a.txt", "b.txt"]
 
 
 def test_every_preset_is_valid():

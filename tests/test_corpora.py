@@ -1,5 +1,7 @@
 """What the data arguments name."""
 
+import os
+
 import pytest
 from helpers import TEXT
 
@@ -54,6 +56,26 @@ def test_a_token_file(tmp_path):
     corpus = corpora.open_corpus(DataConfig(data=["t.tokens"]), context=16)
     assert corpus.name == "t"
     assert corpus.dataset.tokenizer.vocab_size == len(set(TEXT))
+
+
+def test_a_token_file_has_its_own_validation_text(tmp_path):
+    write_token_file(tmp_path / "t.tokens", [Document.from_text("t", TEXT)], "char")
+    with pytest.raises(UserError, match="--val-data cannot be given"):
+        corpora.open_corpus(DataConfig(data=["t.tokens"], val_data=["x"]), context=16)
+
+
+@pytest.mark.parametrize(("data", "message"), [
+    ([], "no data"), ([""], "name of a file"), (["storys"], "did you mean .* stories"),
+    (["a\0b"], "name of a file")])
+def test_names_that_cannot_be(data, message):
+    with pytest.raises(UserError, match=message):
+        corpora.open_corpus(DataConfig(data=data), context=16)
+
+
+def test_a_fifo_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UserError, match="not a regular file"):
+        corpora.open_corpus(DataConfig(data=["pipe"]), context=16)
 
 
 def test_notices_of_validation_files_are_kept(tmp_path):

@@ -19,6 +19,7 @@ import os
 import pickle
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -68,7 +69,10 @@ def cache_folder() -> Path:
     """Folder of the compiled code of exactly these sources (it need not exist yet)."""
     base = os.environ.get("ANDREA_CACHE_DIR") or numba.config.CACHE_DIR
     base = base or os.environ.get("XDG_CACHE_HOME") or os.path.join("~", ".cache")
-    return Path(base).expanduser().absolute() / "andrea-numba" / "jit" / source_hash()
+    base = os.path.expanduser(base)
+    if base.startswith("~"):  # nobody's home: this user has none
+        base = tempfile.gettempdir()
+    return Path(base).absolute() / "andrea-numba" / "jit" / source_hash()
 
 
 @functools.cache
