@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -70,94 +71,118 @@ def _main(argv: Sequence[str] | None) -> int:
         print(args.to_toml(config), end="")
         return 0
     prepare_threads(config.run.threads)  # before anything imports NumPy
-    from . import checkpoint, device
+    from . import device, plan
+    from .run import check_writable, free_folder
 
     chosen = device.choose(config.run.device)
-    resumed = None
+    resumed, folder = None, Path(config.run.out)
     if config.run.resume:
-        for flag in ("preset", "config"):
-            if getattr(given, flag) is not None:
-                raise UserError(f"--{flag} cannot be given with --resume: the settings come from "
-                                f"the checkpoint; {_changeable()}")
-        resumed = checkpoint.load(checkpoint.find(config.run.out))
-        folder = checkpoint.run_folder(resumed)
-        config = _resumed_config(config, given, resumed)
+        resumed, folder, config = _open_run(config, given)
         if resumed.step >= config.run.steps:
             say(f"{folder} is complete: {resumed.step} steps done; "
                 f"go on with --resume --steps N, N above {resumed.step}")
             return 0
-    elif config.run.out and any(Path(config.run.out).glob("*")):
+    elif config.run.out:
+        _check_new(folder)
+    say(chosen.line)
+    corpus = _open_data(config, resumed)
+    if not config.run.out and not resumed:
+        folder = free_folder(corpus.name)
+    if not given.plan:
+        check_writable(folder)
+    plan.check_fits(config)
+    _load_kernels(chosen.ops, config.model)
+    if given.plan:
+        print(plan.report(config, chosen.ops))
+        return 0
+    return _train(config, chosen.ops, corpus, folder, resumed)
+
+
+def _open_run(config: TrainConfig, given):
+    """For --resume: the checkpoint, its run's folder, and its config with the allowed changes."""
+    from . import checkpoint
+
+    for flag in ("preset", "config"):
+        if getattr(given, flag) is not None:
+            raise UserError(f"--{flag} cannot be given with --resume: the settings come from the "
+                            f"checkpoint; {_changeable()}")
+    resumed = checkpoint.load(checkpoint.find(config.run.out))
+    folder = checkpoint.run_folder(resumed)
+    return resumed, folder, _resumed_config(config, given, resumed.config, folder)
+
+
+def _check_new(folder: Path) -> None:
+    from .run import check_writable
+
+    check_writable(folder)
+    if any(folder.glob("*")):
         remedy = (", or --resume to go on with the run in it"
-                  if any(Path(config.run.out).glob("checkpoints/step-*")) else "")
-        raise UserError(f"--out {config.run.out} is not empty; give a new folder{remedy}")
-    return _run(config, chosen, resumed, given.plan)
+                  if any(folder.glob("checkpoints/step-*")) else "")
+        raise UserError(f"--out {folder} is not empty; give a new folder{remedy}")
 
 
-def _run(config: TrainConfig, chosen, resumed, only_plan: bool) -> int:
+def _open_data(config: TrainConfig, resumed):
+    """The corpus; sets a vocabulary left open, and checks that a resumed run keeps its text."""
+    from .corpora import open_corpus
+
+    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
+    dataset, model = corpus.dataset, config.model
+    for notice in dataset.notices:
+        say(notice)
+    if resumed and resumed.state["fingerprint"] != dataset.fingerprint:
+        raise UserError(f"the text is not the one {resumed.path} was trained on; resume with the "
+                        "same data")
+    if resumed and resumed.tokenizer.to_dict() != dataset.tokenizer.to_dict():
+        raise UserError(f"the text was tokenised in another way than that of {resumed.path}; "
+                        "resume with the same data")
+    needed = dataset.tokenizer.vocab_size
+    if not model.vocab_size:
+        model.vocab_size = needed
+    elif model.vocab_size < needed:
+        raise UserError(f"--vocab-size {model.vocab_size} is too small: the "
+                        f"{dataset.tokenizer.name} tokenizer has {needed} ids here; give at least "
+                        "that, or 0")
+    return corpus
+
+
+def _load_kernels(ops, model) -> None:
+    """Compile, or read from the cache, every kernel in use; says how long it took."""
     import numba
 
     from kernels.common.cache import cache_folder
 
-    from . import checkpoint, plan, plot
-    from .corpora import open_corpus
-    from .run import Run, check_writable, free_folder, timed
-    from .trainer import Trainer, warm_up
+    from .trainer import warm_up
 
-    say(chosen.line)
-    if config.run.out and not resumed:
-        check_writable(Path(config.run.out))
-    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
-    dataset = corpus.dataset
-    if resumed:
-        folder = checkpoint.run_folder(resumed)
-    else:
-        folder = Path(config.run.out) if config.run.out else free_folder(corpus.name)
-        if not only_plan:
-            check_writable(folder)
-    for notice in dataset.notices:
-        say(notice)
-    _fix_vocabulary(config, dataset.tokenizer)
-    if resumed and resumed.state["fingerprint"] != dataset.fingerprint:
-        raise UserError(f"the text is not the one {resumed.path.parent.parent} was trained on; "
-                        "resume with the same data")
-    if resumed and resumed.tokenizer.to_dict() != dataset.tokenizer.to_dict():
-        raise UserError(f"the data were tokenised in another way than those of "
-                        f"{resumed.path.parent.parent}; resume with the same data")
-    plan.check_fits(config)
     if not cache_folder().exists():
         say("compiling kernels for this machine: once, up to a minute")
-    seconds = timed(lambda: warm_up(chosen.ops, config.model))
+    started = time.perf_counter()
+    warm_up(ops, model)
     layer, threads = numba.threading_layer(), numba.get_num_threads()
-    say(f"kernels ready in {seconds:.1f} s; {threads} thread{'s' * (threads > 1)} ({layer})")
+    say(f"kernels ready in {time.perf_counter() - started:.1f} s; "
+        f"{threads} thread{'s' * (threads > 1)} ({layer})")
     if layer == "workqueue":
         say("warning: Numba found no OpenMP (libgomp) and no TBB; its own thread pool is slower")
-    if only_plan:
-        print(plan.report(config, chosen.ops))
-        return 0
+
+
+def _train(config: TrainConfig, ops, corpus, folder: Path, resumed) -> int:
+    from . import plot
+    from .run import Run
+    from .trainer import Trainer
+
     if config.log.plot and not plot.available():
         say(plot.HINT)
-    trainer = Trainer(config, chosen.ops, dataset, resumed)
-    m = config.model
-    if config.optimizer.warmup > config.run.steps / 2:
+    trainer = Trainer(config, ops, corpus.dataset, resumed)
+    run, dataset = config.run, corpus.dataset
+    if config.optimizer.warmup > run.steps / 2:
         say(f"the warm-up of {config.optimizer.warmup} steps takes more than half of the "
-            f"{config.run.steps}; --warmup sets it")
+            f"{run.steps}; --warmup sets it")
     say(f"{corpus.name}: {len(dataset.train):,} tokens to train on, {len(dataset.val):,} to "
         f"validate; {trainer.table.count:,} parameters; {trainer.tokens_per_step:,} tokens a step "
-        f"({config.run.batch_size} × {m.context}, accumulated {config.run.grad_accum} ×)")
+        f"({run.batch_size} × {config.model.context}, accumulated {run.grad_accum} ×)")
     code = Run(trainer, corpus, folder, resumed).train()
     if code == 0:
         print(f"andrea-generate {shlex.quote(str(folder))}", flush=True)
     return code
-
-
-def _fix_vocabulary(config: TrainConfig, tokenizer) -> None:
-    """Set a vocabulary left open to the tokenizer's; refuse one that is too small for it."""
-    model = config.model
-    if not model.vocab_size:
-        model.vocab_size = tokenizer.vocab_size
-    elif model.vocab_size < tokenizer.vocab_size:
-        raise UserError(f"--vocab-size {model.vocab_size} is too small: the {tokenizer.name} "
-                        f"tokenizer has {tokenizer.vocab_size} ids here; give at least that, or 0")
 
 
 def _changeable() -> str:
@@ -165,22 +190,21 @@ def _changeable() -> str:
     return f"a resumed run may change only the place of its text and {', '.join(flags)}"
 
 
-def _resumed_config(config: TrainConfig, given, resumed) -> TrainConfig:
-    """The checkpoint's config with the changes that a resumed run may make."""
-    merged = resumed.config
+def _resumed_config(config: TrainConfig, given, kept: TrainConfig, folder: Path) -> TrainConfig:
+    """`kept`, the checkpoint's config, with the changes that a resumed run may make."""
     for name, part in args.sections(config).items():
-        kept = getattr(merged, name)
+        section = getattr(kept, name)
         for field in dataclasses.fields(part):
             if vars(given).get(field.name) in (None, []):
                 continue
-            value = getattr(part, field.name)
+            value, old = getattr(part, field.name), getattr(section, field.name)
             if field.name in CHANGEABLE:
-                setattr(kept, field.name, value)
-            elif value != getattr(kept, field.name):
+                setattr(section, field.name, value)
+            elif value != old:
                 flag = "--" + field.name.replace("_", "-")
-                raise UserError(f"{flag} {value} differs from the {getattr(kept, field.name)} of "
-                                f"{resumed.path.parent.parent}; {_changeable()}")
-    return merged
+                raise UserError(f"{flag} {value} differs from the {old} of {folder}; "
+                                f"{_changeable()}")
+    return kept
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ import math
 import os
 import shlex
 import signal
-import time
 import uuid
 from pathlib import Path
 
@@ -217,10 +216,3 @@ def free_folder(name: str) -> Path:
         number += 1
         folder = Path("runs") / f"{name}-{number}"
     return folder
-
-
-def timed(action) -> float:
-    """Seconds that `action()` takes."""
-    started = time.perf_counter()
-    action()
-    return time.perf_counter() - started

@@ -6,11 +6,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from andrea_numba.program import run_program
+
 
 def main() -> int:
     from andrea_numba.args import Parser
     from andrea_numba.data import TokenFile, open_sources, write_token_file
-    from andrea_numba.errors import UserError
     from andrea_numba.tokenizers import TOKENIZERS
 
     parser = Parser(prog="prepare.py", description=__doc__)
@@ -20,20 +21,16 @@ def main() -> int:
     parser.add_argument("--encoding", default="utf-8", help="encoding of the text "
                         "(default: utf-8)")
     parser.add_argument("--output", required=True, help="token file to write")
-    try:
-        options = parser.parse(None)
-        sources = open_sources(options.text, options.encoding)
-        notices = write_token_file(options.output, sources, options.tokenizer)
-        for notice in (*sources.notices, *notices):
-            print(f"note: {notice}", file=sys.stderr)
-        written = TokenFile.open(options.output)
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    options = parser.parse(None)
+    sources = open_sources(options.text, options.encoding)
+    notices = write_token_file(options.output, sources, options.tokenizer)
+    for notice in (*sources.notices, *notices):
+        print(notice, file=sys.stderr)
+    written = TokenFile.open(options.output)
     print(f"{options.output}: {written.n_tokens:,} tokens of {written.vocab_size:,} kinds, from "
           f"{written.n_characters:,} characters ({written.n_bytes:,} bytes)")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("prepare.py", main))

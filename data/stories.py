@@ -11,10 +11,11 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from andrea_numba.program import run_program
+
 
 def main() -> int:
     from andrea_numba.args import Parser
-    from andrea_numba.errors import UserError
     from andrea_numba.stories import generate_stories
 
     parser = Parser(prog="stories.py", description=__doc__)
@@ -22,22 +23,15 @@ def main() -> int:
                         help="length of all stories together (default: 2000000)")
     parser.add_argument("--seed", type=int, default=0, help="which stories (default: 0)")
     parser.add_argument("--output", required=True, help=".jsonl file to write")
-    try:
-        options = parser.parse(None)
-        stories = generate_stories(options.characters, options.seed)
-        with open(options.output, "w", encoding="utf-8", newline="\n") as file:
-            for story in stories:
-                file.write(json.dumps(story._asdict(), ensure_ascii=False) + "\n")
-    except UserError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"error: cannot write {options.output}: {error.strerror}", file=sys.stderr)
-        return 2
+    options = parser.parse(None)
+    stories = generate_stories(options.characters, options.seed)
+    with open(options.output, "w", encoding="utf-8", newline="\n") as file:
+        for story in stories:
+            file.write(json.dumps(story._asdict()) + "\n")
     print(f"{options.output}: {len(stories):,} stories, "
           f"{sum(len(story.text) for story in stories):,} characters")
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run_program("stories.py", main))
