@@ -96,7 +96,8 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         print(f"the prompt has {len(ids)} tokens; the model sees the last {decoder.context}",
               file=sys.stderr)
     if config.max_tokens:
-        _compile(decoder, ids[:1])
+        device.compile_notice()
+        _compile(decoder, int(ids[0]))
     sampling = Sampling(config.temperature, config.top_k, config.top_p,
                         config.repetition_penalty)
     total_tokens, total_seconds = 0, 0.0
@@ -131,11 +132,11 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
               f"{total_tokens / total_seconds:,.0f} tokens/s", file=sys.stderr)
 
 
-def _compile(decoder, ids) -> None:
-    """Use both ways of reading a token once, so that the clock counts no compilation."""
-    decoder.prefill(ids)
-    if decoder.context > 1:
-        decoder.step(int(ids[0]))
+def _compile(decoder, token: int) -> None:
+    """Read a prompt and a token once, so that the clock counts no compilation."""
+    decoder.prefill([token] * min(2, decoder.context))
+    if decoder.length < decoder.context:
+        decoder.step(token)
 
 
 def _write(text: str) -> None:

@@ -149,12 +149,10 @@ def _load_kernels(ops, model) -> None:
     """Compile, or read from the cache, every kernel in use; says how long it took."""
     import numba
 
-    from kernels.common.cache import cache_folder
-
+    from .device import compile_notice
     from .trainer import warm_up
 
-    if not cache_folder().exists():
-        say("compiling kernels for this machine: once, up to a minute")
+    compile_notice()
     started = time.perf_counter()
     warm_up(ops, model)
     layer, threads = numba.threading_layer(), numba.get_num_threads()

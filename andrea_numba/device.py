@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import kernels
 
 from .errors import UserError
+from .program import say
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,14 @@ def op_table(backend: str) -> SimpleNamespace:
     from kernels import registry
 
     return registry.op_table(backend)
+
+
+def compile_notice() -> None:
+    """Say that the first use will take a while, when no compiled kernels are in the cache."""
+    from kernels.common.cache import cache_folder
+
+    if not cache_folder().exists():
+        say("compiling kernels for this machine: once, up to a minute")
 
 
 def cuda_problem() -> str:

@@ -26,7 +26,7 @@ from .trainer import Diverged, StepResult, Trainer, generator
 EXIT_DIVERGED = 3
 # A young model writes anything; what would steer a terminal is shown as the mark for unknown.
 CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if code not in (9, 10)}
-SAMPLING = Sampling(temperature=0.8, top_k=0, top_p=1.0, repetition_penalty=1.0)
+SAMPLING = Sampling(temperature=0.5, top_k=0, top_p=1.0, repetition_penalty=1.0)
 
 
 class StopRequest:
