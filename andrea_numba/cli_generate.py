@@ -16,7 +16,7 @@ from . import args
 from .config import GenerateConfig, check_limits
 from .environment import prepare_threads
 from .errors import UserError
-from .program import abandon_stdout, run_program
+from .program import abandon_stdout, run_program, say
 
 PROGRAM = "andrea-generate"
 SEPARATOR = "-" * 40  # the line between two samples
@@ -89,12 +89,11 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     tokenizer = loaded.tokenizer
     ids = prompt_ids(tokenizer, prompt)
     chosen = device.choose(config.device)
-    print(chosen.line, file=sys.stderr)
-    print(f"checkpoint {loaded.path}, step {loaded.step}", file=sys.stderr)
+    say(chosen.line)
+    say(f"checkpoint {loaded.path}, step {loaded.step}")
     decoder = Decoder(loaded.model, loaded.weights, chosen.ops, cache=config.cache)
     if len(ids) > decoder.context:
-        print(f"the prompt has {len(ids)} tokens; the model sees the last {decoder.context}",
-              file=sys.stderr)
+        say(f"the prompt has {len(ids)} tokens; the model sees the last {decoder.context}")
     if config.max_tokens:
         device.compile_notice()
         _compile(decoder, int(ids[0]))
@@ -128,8 +127,8 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     if not config.json:
         _write("\n")
     if total_tokens:
-        print(f"{total_tokens} tokens in {total_seconds:.2f} s, "
-              f"{total_tokens / total_seconds:,.0f} tokens/s", file=sys.stderr)
+        say(f"{total_tokens} tokens in {total_seconds:.2f} s, "
+            f"{total_tokens / total_seconds:,.0f} tokens/s")
 
 
 def _compile(decoder, token: int) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from . import args, checkpoint, plot
+from . import args, plot
 from .checkpoint import Checkpoint
 from .corpora import Corpus
 from .errors import UserError
@@ -63,7 +63,6 @@ class Run:
         self._saved_step = resumed.step if resumed else -1
         self._interval = (trainer.step_count, 0.0)  # steps and seconds since the last log line
         self._seconds = 0.0  # in steps, since this program started
-        self._validation: tuple[int, float] | None = None  # step and loss of the last one
 
     def train(self) -> int:
         """Run to the last step; returns the program's exit code."""
@@ -144,7 +143,6 @@ class Run:
             return
         score = self.trainer.evaluator().score(0 if whole else self.config.eval.eval_tokens)
         bits = bits_per_byte(score.loss, len(dataset.val) - 1, dataset.val_bytes)
-        self._validation = (step, score.loss)
         self._say(f"validation at step {step}: loss {score.loss:.4f} nats per token, "
                   f"{bits:.4f} bits per byte ({score.tokens:,} tokens)")
         record = {"loss": score.loss, "bits_per_byte": bits, "tokens": score.tokens}
@@ -183,9 +181,7 @@ class Run:
         if step == self._saved_step:
             return
         trainer.check_finite()
-        path = checkpoint.save(self.folder, step, self.config, trainer.dataset.tokenizer,
-                               trainer.table, trainer.weights, trainer.optimizer.m,
-                               trainer.optimizer.v, {**trainer.state(), "run_id": self.run_id})
+        path = trainer.save(self.folder, self.run_id)
         self._saved_step = step
         self._log.write("run.checkpoint", step, path=os.path.relpath(path, self.folder))
 

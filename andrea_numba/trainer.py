@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from . import model
+from . import checkpoint, model
 from .buffers import Buffers
-from .checkpoint import Checkpoint, read_moments
+from .checkpoint import Checkpoint
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .data import Dataset, Loader
 from .decoder import Decoder
@@ -39,7 +40,6 @@ class StepResult:
     loss: float
     grad_norm: float
     lr: float
-    tokens: int
     seconds: float
 
 
@@ -69,7 +69,7 @@ class Trainer:
         self.average = Average()
         self._one_batch: list[Batch] | None = None
         if resumed is not None:
-            self.optimizer.m, self.optimizer.v = read_moments(resumed.path, self.table)
+            self.optimizer.m, self.optimizer.v = checkpoint.read_moments(resumed.path, self.table)
             self.optimizer.step = resumed.step
             if not run.overfit_one_batch:
                 self.loader.load_state(resumed.state["loader"])
@@ -88,6 +88,12 @@ class Trainer:
         """What a checkpoint must hold beside the arrays; `resumed` takes it back."""
         return {"loader": self.loader.state(), "average": dataclasses.asdict(self.average),
                 "fingerprint": self.dataset.fingerprint}
+
+    def save(self, run: Path, run_id: str) -> Path:
+        """Write a checkpoint of the current step into the folder of a run; returns its path."""
+        return checkpoint.save(run, self.step_count, self.config, self.dataset.tokenizer,
+                               self.table, self.weights, self.optimizer.m, self.optimizer.v,
+                               {**self.state(), "run_id": run_id})
 
     def gradients(self, batches: Sequence[Batch]) -> float:
         """Fill `grads` with the gradient of the mean loss over all targets of `batches`.
@@ -117,8 +123,7 @@ class Trainer:
                            f"{grad_norm:g}, learning rate {lr:.3g}")
         self.optimizer.update(self.weights, self.grads, lr, grad_norm)
         self.average.add(loss)
-        return StepResult(self.step_count, loss, grad_norm, lr, self.tokens_per_step,
-                          time.perf_counter() - started)
+        return StepResult(self.step_count, loss, grad_norm, lr, time.perf_counter() - started)
 
     def check_finite(self) -> None:
         """Raise Diverged when a weight or a moment is not finite."""

@@ -14,12 +14,6 @@ from andrea_numba.trainer import Trainer
 from kernels.registry import op_table
 
 
-def save(trainer, folder):
-    return checkpoint.save(folder, trainer.step_count, trainer.config, trainer.dataset.tokenizer,
-                           trainer.table, trainer.weights, trainer.optimizer.m,
-                           trainer.optimizer.v, {**trainer.state(), "run_id": "x"})
-
-
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     folder = tmp_path_factory.mktemp("tokens")
@@ -31,7 +25,7 @@ def trained(tmp_path_factory):
 
 @pytest.fixture
 def saved(trained, tmp_path):
-    return save(trained, tmp_path / "run")
+    return trained.save(tmp_path / "run", "x")
 
 
 def test_what_is_saved_comes_back(trained, saved):
@@ -64,7 +58,7 @@ def test_only_own_folders_are_removed(trained, tmp_path):
     mine.mkdir(parents=True)
     left_by_a_crash = mine.parent / ".step-00000001.123"
     left_by_a_crash.mkdir()
-    save(trained, tmp_path / "run")
+    trained.save(tmp_path / "run", "x")
     assert mine.exists() and not left_by_a_crash.exists()
 
 
@@ -75,7 +69,7 @@ def test_a_failed_save_leaves_nothing_half_written(trained, saved, tmp_path, mon
     monkeypatch.setattr(checkpoint, "save_file", full)
     trained.optimizer.step += 1
     with pytest.raises(UserError, match="No space left"):
-        save(trained, tmp_path / "run")
+        trained.save(tmp_path / "run", "x")
     trained.optimizer.step -= 1
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == [saved.name]
     assert checkpoint.load(saved).step == 1
@@ -103,16 +97,16 @@ def test_a_checkpoint_outside_its_run_is_not_resumed(saved, tmp_path):
 
 def test_a_newer_one_replaces_the_older(trained, tmp_path):
     run = tmp_path / "run"
-    first = save(trained, run)
+    first = trained.save(run, "x")
     trained.optimizer.step += 1
-    second = save(trained, run)
+    second = trained.save(run, "x")
     trained.optimizer.step -= 1
     assert not first.exists() and second.exists()
     assert checkpoint.find(str(run)) == second
 
 
 def test_saving_the_same_step_again(trained, saved, tmp_path):
-    assert save(trained, tmp_path / "run") == saved
+    assert trained.save(tmp_path / "run", "x") == saved
     assert checkpoint.load(saved).step == 1
 
 
@@ -120,8 +114,8 @@ def test_find_newest_run(trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError, match="no checkpoint below"):
         checkpoint.find("")
-    save(trained, tmp_path / "runs" / "a")
-    newest = save(trained, tmp_path / "runs" / "b")
+    trained.save(tmp_path / "runs" / "a", "x")
+    newest = trained.save(tmp_path / "runs" / "b", "x")
     (tmp_path / "runs" / "c" / "checkpoints" / ".step-00000009.1").mkdir(parents=True)
     assert checkpoint.find("").resolve() == newest
 

@@ -21,12 +21,6 @@ def make(tmp_path):
     return trainer
 
 
-def save(trainer, folder):
-    return checkpoint.save(folder, trainer.step_count, trainer.config, trainer.dataset.tokenizer,
-                           trainer.table, trainer.weights, trainer.optimizer.m,
-                           trainer.optimizer.v, trainer.state())
-
-
 @pytest.mark.parametrize("split", [(1, 8), (2, 4), (4, 2)])
 def test_accumulation_does_not_change_the_step(make, split):
     whole = make(batch_size=8, grad_accum=1)
@@ -62,7 +56,7 @@ def test_resume_is_the_same_run(make, tmp_path):
     broken = make(**settings)
     for _ in range(50):
         broken.step()
-    resumed = make(checkpoint.load(save(broken, tmp_path / "run")))
+    resumed = make(checkpoint.load(broken.save(tmp_path / "run", "x")))
     assert resumed.step_count == 50
     assert [resumed.step().loss for _ in range(50)] == losses[50:]
     assert resumed.weights.tobytes() == straight.weights.tobytes()

@@ -1,5 +1,4 @@
-"""Tiles of a head for `cpu.py`: packing rows into panels, and the causal mask.
-"""
+"""Tiles of a head for `cpu.py`: packing rows into panels, and the causal mask."""
 
 from ..common.cache import njit
 from ..common.cpu_math import F
