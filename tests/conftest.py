@@ -15,8 +15,28 @@ ROOT = Path(__file__).resolve().parent.parent
 # Compiled kernels and token files of the tests stay out of the user's cache; they are kept
 # between runs, and shared by all processes of a run.
 os.environ.setdefault("ANDREA_CACHE_DIR", str(ROOT / ".pytest_cache" / "andrea-numba"))
-if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))
+for folder in (ROOT / "tests", ROOT):
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+
+DEVICE = pytest.StashKey[str]()
+
+
+def pytest_configure(config):
+    """ANDREA_TEST_DEVICE=virtual or real forces a device; else a real GPU is used if found."""
+    import vgpu
+
+    try:
+        config.stash[DEVICE] = vgpu.prepare(os.environ.get("ANDREA_TEST_DEVICE"))
+    except RuntimeError as error:
+        raise pytest.UsageError(f"ANDREA_TEST_DEVICE: {error}") from None
+    # Kernels compiled for the virtual GPU must never reach a run on a real one.
+    folder = "numba-" + config.stash[DEVICE].partition(" ")[0].lower()
+    os.environ["NUMBA_CACHE_DIR"] = str(ROOT / ".pytest_cache" / folder)
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    terminalreporter.write_line(f"CUDA tests ran on: {config.stash[DEVICE]}")
 
 
 @pytest.fixture
