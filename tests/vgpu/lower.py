@@ -61,6 +61,7 @@ class Kernel:
     static_shared: int
     dynamic_shared_offset: int
     local_bytes: int
+    compiler_stack: bool  # local memory is laid out by a compiler, which copies padding too
     maxntid: tuple[int, ...] | None
     reqntid: tuple[int, ...] | None
     uses_nc_loads: bool
@@ -94,6 +95,7 @@ def compile_kernel(module: Module, name: str) -> Kernel:
             name, title, module, function.parameters,
             sum(variable.offset + variable.size for variable in last),
             static_shared, dynamic, local_bytes,
+            any(local_name.startswith("__local_depot") for local_name in local),
             function.directives.get("maxntid"), function.directives.get("reqntid"),
             any(".nc" in form for form in forms), forms, sites=code.sites,
             shared_variables=places,

@@ -16,6 +16,7 @@ from .memory import (
     LIVE,
     LIVE_WORD,
     POISON,
+    READY,
     READY_WORD,
     Arena,
     typed_views,
@@ -196,13 +197,18 @@ class GlobalSpace(Space):
 
 
 class LocalSpace(Space):
-    """A private slice of bytes for each thread."""
+    """A private slice of bytes for each thread.
+
+    Unoptimised code copies whole structures, padding included, so bytes of a compiler's stack
+    count as initialised from the start; numba fills its local arrays with zeros anyway.
+    """
 
     def __init__(self, chunk, nbytes: int):
         self.nbytes = nbytes
         self.slice = -(-nbytes // 16) * 16
         data = np.full(chunk.lane_count * self.slice, POISON, np.uint8)
-        super().__init__(chunk, data, np.full(data.size, LIVE, np.uint8))
+        shadow = READY if chunk.kernel.compiler_stack else LIVE
+        super().__init__(chunk, data, np.full(data.size, shadow, np.uint8))
         self.base = np.arange(chunk.lane_count, dtype=np.int64) * self.slice
 
     def locate(self, address, width: int, lanes: Lanes, site: int):

@@ -232,7 +232,7 @@ def test_calls_are_inlined():
     ("{ .param .b32 a; st.param.b32 [a], 1; .param .b32 r; call (r), f, (a); }",
      ".func (.param .b32 s) f(.param .b32 a)"
      "{ .reg .b64 %q; ld.param.b64 %q, [a]; ret; }", "8 bytes of a .param cell of 4 bytes"),
-    ("frob.u32 %r1, %r2;", "", "unknown opcode form frob.u32"),
+    ("frob.u32 %r1, %r2;", "", "opcode frob.u32"),
     ("bra nowhere;", "", "branch to unknown label nowhere"),
     ("mov.u32 %r1, %nosuch;", "", "register %nosuch is neither declared nor"),
     ("mov.b64 %rd1, k2;", ".func k2() { ret; }", "address of k2"),
