@@ -19,7 +19,8 @@ def install(**options) -> None:
     """Put the virtual GPU in the place of the CUDA driver, for this process.
 
     Options are those of `Options`; calling it again changes options, except `cc` and `memory`.
-    Raises VirtualGPUError if the installed numba-cuda or cuda-core is not a supported version.
+    Raises VirtualGPUError if numba-cuda is not installed or lacks an internal that is replaced;
+    warns about versions that were not tested. Raises ValueError for a wrong option.
     """
     from . import patches
 

@@ -47,6 +47,7 @@ class Device:
         self.used = 0  # bytes of live allocations
         self.delayed_frees: list[Callable[[], None]] = []  # hooks that do them
         self._own: set[int] = set()  # addresses of module variables
+        self._process: int | None = None  # the process that used the device first
 
     @functools.cached_property
     def limits(self) -> Limits:
@@ -56,11 +57,20 @@ class Device:
     def arena(self) -> Arena:
         weakref.finalize(self, bool).detach()  # registers weakref's own exit function, so that
         atexit.register(self.report_leaks)  # ours runs before it drops all objects
-        return Arena(current.memory)
+        # Addresses are not scarce on a GPU: holes between allocations do not use up its memory.
+        return Arena(2 * current.memory)
 
     def refuse(self, refused: Refused) -> None:
         """Log a refusal, so that a test can read why a call returned its code."""
         self.refusals.append(f"{refused.code}: {refused.reason}")
+
+    def check_process(self) -> None:
+        """Refuse calls of a process that was forked from one that has used the device."""
+        if self._process is None:
+            self._process = os.getpid()
+        elif self._process != os.getpid():
+            raise Refused("CUDA_ERROR_NOT_INITIALIZED",
+                          "this process was forked after CUDA had been used")
 
     def allocate(self, nbytes: int, label: str | None = None, owned: bool = False) -> int:
         """Address of fresh device memory; labelled with the caller's place in Python.
@@ -125,13 +135,18 @@ class Device:
             print(f"  {allocation}", file=sys.stderr)
 
 
+def of_program(file: str) -> bool:
+    """Whether code of a file is neither numba-cuda's nor this package's, nor generated."""
+    return not (os.path.dirname(file) == _HERE or "numba_cuda" in file or file == _CONTEXTLIB
+                or file.startswith("<"))
+
+
 def calling_place() -> str:
     """file:line of the innermost Python frame outside numba-cuda and this package."""
     frame = sys._getframe(1)
     while frame is not None:
-        file = frame.f_code.co_filename
-        if os.path.dirname(file) != _HERE and "numba_cuda" not in file and file != _CONTEXTLIB:
-            return f"{file}:{frame.f_lineno}"
+        if of_program(frame.f_code.co_filename):
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return "unknown place"
 

@@ -38,6 +38,7 @@ def call(values: int = 0) -> Callable:
         def entry(*arguments, **named):
             with device.lock:
                 try:
+                    device.check_process()
                     if _thread.in_callback:
                         raise Refused("CUDA_ERROR_NOT_PERMITTED", f"{name} in a stream callback")
                     result = function(*arguments, **named)

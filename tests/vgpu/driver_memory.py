@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import operator
 
 import numpy as np
 from cuda.bindings import driver as bindings
@@ -18,6 +19,19 @@ from .streams import Stream, legacy, stream_of
 _host_blocks: dict[int, mmap.mmap] = {}  # memory of cuMemHostAlloc by address
 
 
+def host_address(pointer) -> int:
+    """A host pointer as cuda.bindings takes it: a number, None, or an object with a buffer."""
+    if pointer is None:
+        return 0
+    try:
+        return operator.index(pointer)
+    except TypeError:
+        try:
+            return np.frombuffer(pointer, np.uint8).ctypes.data
+        except (TypeError, ValueError, BufferError):
+            return int(pointer)
+
+
 def host_bytes(address: int, nbytes: int) -> np.ndarray:
     """A view (uint8) of host memory."""
     return np.frombuffer((ctypes.c_uint8 * nbytes).from_address(address), np.uint8)
@@ -28,7 +42,7 @@ def cuMemAlloc(nbytes):
     capture.forbid("cuMemAlloc")
     if nbytes == 0:
         raise Refused("CUDA_ERROR_INVALID_VALUE", "allocation of 0 bytes")
-    return bindings.CUdeviceptr(device.allocate(nbytes))
+    return bindings.CUdeviceptr(device.allocate(int(nbytes)))
 
 
 @call()
@@ -45,7 +59,7 @@ def cuMemAllocAsync(nbytes, stream):
         raise VirtualGPUError("not supported", "cuMemAllocAsync inside a capture")
     if nbytes == 0:
         raise Refused("CUDA_ERROR_INVALID_VALUE", "allocation of 0 bytes")
-    return bindings.CUdeviceptr(device.allocate(nbytes))
+    return bindings.CUdeviceptr(device.allocate(int(nbytes)))
 
 
 @call()
@@ -142,7 +156,7 @@ def _release_host(address: int) -> None:
 @call()
 def cuMemHostRegister(pointer, nbytes, flags):
     capture.forbid("cuMemHostRegister")
-    address = int(pointer)
+    address = host_address(pointer)
     if flags & bindings.CU_MEMHOSTREGISTER_DEVICEMAP:
         raise VirtualGPUError("not supported", "host memory that is mapped into the device")
     if any(start < address + nbytes and address < start + size
@@ -154,7 +168,7 @@ def cuMemHostRegister(pointer, nbytes, flags):
 
 @call()
 def cuMemHostUnregister(pointer):
-    address = int(pointer)
+    address = host_address(pointer)
     if address not in device.pinned or address in _host_blocks:
         raise Refused("CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED", f"{address:#x}")
     streams.flush()
@@ -169,25 +183,25 @@ def cuMemHostGetDevicePointer(pointer, flags):
 @call()
 def cuMemcpyHtoD(destination, source, nbytes):
     capture.forbid("cuMemcpyHtoD")
-    _host_to_device(legacy, int(destination), int(source), nbytes)
+    _host_to_device(legacy, int(destination), host_address(source), nbytes)
     legacy.synchronize()
 
 
 @call()
 def cuMemcpyHtoDAsync(destination, source, nbytes, stream):
-    _host_to_device(stream_of(stream), int(destination), int(source), nbytes)
+    _host_to_device(stream_of(stream), int(destination), host_address(source), nbytes)
 
 
 @call()
 def cuMemcpyDtoH(destination, source, nbytes):
     capture.forbid("cuMemcpyDtoH")
-    _device_to_host(legacy, int(destination), int(source), nbytes)
+    _device_to_host(legacy, host_address(destination), int(source), nbytes)
     legacy.synchronize()
 
 
 @call()
 def cuMemcpyDtoHAsync(destination, source, nbytes, stream):
-    _device_to_host(stream_of(stream), int(destination), int(source), nbytes)
+    _device_to_host(stream_of(stream), host_address(destination), int(source), nbytes)
 
 
 @call()
@@ -282,7 +296,10 @@ def _check_pinned(address: int, nbytes: int) -> None:
 def _fill(stream: Stream, pointer, value: int, dtype: type, count: int) -> None:
     if not count:
         return
-    word = np.array(value & (1 << 8 * np.dtype(dtype).itemsize) - 1, dtype)
+    value, count = int(value), int(count)
+    if not 0 <= value <= np.iinfo(dtype).max:
+        raise VirtualGPUError("bad driver call", f"memset of {np.dtype(dtype)} to {value}")
+    word = np.array(value, dtype)
     address = int(pointer)
     if address % word.itemsize:
         raise Refused("CUDA_ERROR_INVALID_VALUE", f"memset of misaligned address {address:#x}")

@@ -257,8 +257,8 @@ def _launch(function, grid, block, dynamic_shared, stream, parameters, extra,
     if extra:
         raise VirtualGPUError("bad launch", "arguments in `extra` are not supported")
     kernel = loaded_kernel(function)
-    launch.submit(stream_of(stream), kernel, grid, block, dynamic_shared,
-                  launch.read_parameters(kernel, parameters), cooperative)
+    launch.submit(stream_of(stream), kernel, tuple(map(int, grid)), tuple(map(int, block)),
+                  int(dynamic_shared), launch.read_parameters(kernel, parameters), cooperative)
 
 
 @call(1)

@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections import deque
 from dataclasses import dataclass
+from enum import IntEnum
 
 import numpy as np
 
@@ -16,6 +17,7 @@ from .options import current
 from .report import VirtualGPUError
 from .streams import Stream, stream_of
 
+CHECKED = (ctypes.c_byte, ctypes.c_int, ctypes.c_longlong)  # others wrap integers around
 LITTLE = {1: "<B", 2: "<H", 4: "<I", 8: "<Q"}
 
 
@@ -60,6 +62,7 @@ def launch(stream, config: LaunchConfig, kernel: LoadedKernel, *arguments) -> No
     handle = getattr(stream, "handle", stream)
     with device.lock:
         try:
+            device.check_process()
             submit(stream_of(handle or 0), loaded_kernel(kernel), config.grid, config.block,
                    config.shmem_size, pack(kernel, arguments), config.is_cooperative)
         except Refused as refused:
@@ -73,6 +76,8 @@ def submit(stream: Stream, kernel: LoadedKernel, grid, block, dynamic_shared: in
     device.limits.check_launch(kernel, grid, block, dynamic_shared, cooperative)
 
     def run():
+        if not kernel.module.live:  # in a graph; what is only queued runs before the unloading
+            raise _refusal(kernel, "the kernel's module was unloaded")
         numerics.set_approximation(current.approx)
         statistics = machine.launch(kernel.code, grid, block, parameters, dynamic_shared, current,
                                     device.arena, cooperative)
@@ -118,16 +123,17 @@ def read_parameters(kernel: LoadedKernel, pointers) -> bytes:
     """The parameters behind the `kernelParams` of cuLaunchKernel, in any form of cuda.bindings.
 
     pointers: None or 0; the address of an array of pointers, or such an array with the buffer
-    protocol; or (values, ctypes types) where type None stands for an object with `getPtr`, an
-    address or a ctypes value.
+    protocol; or a tuple of values and one of ctypes types, where type None stands for a handle
+    or a ctypes structure. What cuda.bindings refuses is refused.
     """
     parameters = kernel.code.parameters
-    if isinstance(pointers, tuple):
-        values, types = pointers
-        values = values if isinstance(values, (tuple, list)) else (values,)
-        types = types if isinstance(types, (tuple, list)) else (types,)
-        return pack(kernel, [value if kind in (None, ctypes.c_void_p) else kind(value)
-                             for value, kind in zip(values, types, strict=True)])
+    if isinstance(pointers, (tuple, list)):
+        if [type(part) for part in pointers] != [tuple, tuple] \
+                or len(pointers[0]) != len(pointers[1]):
+            raise _refusal(kernel, "arguments that are neither addresses nor a tuple of values "
+                           "and as long a tuple of types")
+        return pack(kernel, [_typed(kernel, index, value, kind)
+                             for index, (value, kind) in enumerate(zip(*pointers, strict=True))])
     if pointers is None or (isinstance(pointers, int) and pointers == 0):
         return pack(kernel, ())
     if not isinstance(pointers, int):
@@ -142,6 +148,34 @@ def read_parameters(kernel: LoadedKernel, pointers) -> bytes:
         packed[parameter.offset:parameter.offset + parameter.size] = \
             ctypes.string_at(address, parameter.size)
     return bytes(packed)
+
+
+def _typed(kernel: LoadedKernel, index: int, value, kind):
+    """One argument of type `kind`, by the rules of cuda.bindings."""
+    handle = callable(getattr(value, "getPtr", None))
+    if kind is ctypes.c_void_p and handle:
+        raise _refusal(kernel, f"argument {index} ({type(value).__name__}) has the type c_void_p,"
+                       " which passes the address of the Python object; the type is None")
+    if kind is None:
+        fits = handle or isinstance(value, (ctypes.Structure, IntEnum))
+    elif kind is ctypes.c_void_p:
+        fits = isinstance(value, (int, ctypes.c_void_p))
+    elif isinstance(value, ctypes._SimpleCData):
+        fits = isinstance(value, kind) or (kind, type(value)) == (ctypes.c_double, ctypes.c_float)
+    else:
+        fits = isinstance(kind, type) and issubclass(kind, ctypes._SimpleCData)
+        if fits and kind in CHECKED and isinstance(value, int):
+            bound = 1 << 8 * ctypes.sizeof(kind) - 1
+            fits = -bound <= value < bound
+    try:
+        if fits:
+            plain = getattr(value, "value", value)
+            return value if kind in (None, ctypes.c_void_p) else kind(plain)
+    except TypeError:
+        pass
+    name = getattr(kind, "__name__", kind)
+    raise _refusal(kernel, f"argument {index}, {value!r} ({type(value).__name__}), does not fit "
+                   f"its type {name}")
 
 
 def run_ptx(text: str, name: str, grid, block, arguments,

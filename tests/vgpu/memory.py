@@ -69,8 +69,8 @@ class Arena:
 
     def __init__(self, nbytes: int = 4 << 30):
         self.nbytes = nbytes // PAGE * PAGE
-        self._data_map, self.data = lazy_zeros(self.nbytes)
-        self._shadow_map, self.shadow = lazy_zeros(self.nbytes)
+        data_map, self.data = lazy_zeros(self.nbytes)
+        shadow_map, self.shadow = lazy_zeros(self.nbytes)
         self.words = typed_views(self.data)
         self.shadow_words = typed_views(self.shadow)
         self._live: dict[int, Allocation] = {}
@@ -80,13 +80,17 @@ class Arena:
         self._end = GLOBAL_BASE + RED_ZONE
         self.launches = 0
         self._tags: dict[tuple, np.ndarray] = {}
+        # Every mapping that grows with the memory in use, and its bytes per byte of memory.
+        self._maps = [(data_map, 1.0), (shadow_map, 1.0)]
 
     def tags(self, name: str, granule: int, dtype: type) -> np.ndarray:
         """A zeroed table with an entry for each `granule` bytes, which lasts over launches."""
         key = name, granule
         if key not in self._tags:
-            size = self.nbytes // granule * np.dtype(dtype).itemsize
-            self._tags[key] = lazy_zeros(size)[1].view(dtype)
+            itemsize = np.dtype(dtype).itemsize
+            mapping, table = lazy_zeros(self.nbytes // granule * itemsize)
+            self._tags[key] = table.view(dtype)
+            self._maps.append((mapping, itemsize / granule))
         return self._tags[key]
 
     def allocate(self, nbytes: int, label: str = "") -> int:
@@ -152,10 +156,16 @@ class Arena:
         end = start + allocation.nbytes
         self.shadow[start:end] = 0
         self._freed.append(allocation)
-        first, last = -(-start // PAGE) * PAGE, end // PAGE * PAGE
-        if last > first:
-            self._data_map.madvise(mmap.MADV_DONTNEED, first, last - first)
-            self._shadow_map.madvise(mmap.MADV_DONTNEED, first, last - first)
+        # Pages without live bytes go back to the system, those at both ends too.
+        first, last = start // PAGE * PAGE, -(-end // PAGE) * PAGE
+        if self.shadow[first:start].any():
+            first += PAGE
+        if self.shadow[end:last].any():
+            last -= PAGE
+        for mapping, ratio in self._maps:
+            begin, stop = -(-first * ratio // PAGE) * PAGE, last * ratio // PAGE * PAGE
+            if begin < stop:
+                mapping.madvise(mmap.MADV_DONTNEED, int(begin), int(stop - begin))
 
     def write(self, address: int, data: np.ndarray) -> None:
         """Copy the bytes of a contiguous host array to `address`."""
@@ -220,6 +230,8 @@ class Arena:
         if below is not None and address < below.address + below.nbytes:
             state = "" if below.address in self._live else "freed "
             return f"{place}: byte {address - below.address} of {state}{below}"
+        if not 0 <= address - GLOBAL_BASE < self.nbytes:
+            return f"{place}: {'a null pointer' if address < PAGE else 'no device address'}"
         after = bisect_right(self._starts, address)
         above = self._known[self._starts[after]] if after < len(self._starts) else None
         gaps = []

@@ -183,7 +183,9 @@ def link(codes: Iterable, arch: str, lineinfo: bool = False,
     refused = [c for c in codes if c.code_type not in ("ltoir", "ptx")]
     if refused:
         kinds = ", ".join(f"{c.name!r} ({c.code_type})" for c in refused)
-        raise VirtualGPUError("not supported", f"linked code without LTO-IR or PTX: {kinds}")
+        purpose = "; it is for grid-wide barriers" if "cudadevrt" in kinds else ""
+        raise VirtualGPUError(
+            "not supported", f"linked code without LTO-IR or PTX: {kinds}{purpose}")
     lto = [c for c in codes if c.code_type == "ltoir"]
     settings = dict(arch=arch, lineinfo=lineinfo or None, max_register_count=max_registers)
     texts = [_text(c.code) for c in codes if c.code_type == "ptx"]
@@ -200,12 +202,17 @@ def link(codes: Iterable, arch: str, lineinfo: bool = False,
 @functools.lru_cache(maxsize=64)
 def assemble(text: str) -> ObjectCode:
     """PTX text assembled by the real ptxas for its own `.target`; refused text is an error."""
+    from cuda.bindings.nvjitlink import nvJitLinkError
     from cuda.core import ObjectCode as RealObjectCode
 
     target = re.search(r"^\s*\.target\s+(\w+)", text, re.MULTILINE)
     if target is None:
         raise VirtualGPUError("bad driver call", "PTX text without a .target line")
-    return link([RealObjectCode.from_ptx(text.encode(), name="ptx")], target[1])
+    try:
+        return link([RealObjectCode.from_ptx(text.encode(), name="ptx")], target[1])
+    except nvJitLinkError as error:
+        reason = str(error).rstrip("\0 \n")
+        raise VirtualGPUError("bad driver call", f"ptxas refuses the PTX: {reason}") from None
 
 
 def join_ptx(texts: list[str]) -> str:

@@ -12,6 +12,7 @@ CHOICES = {
     "approx": ("nominal", "hostile"),
     "schedule": ("lowest", "highest", "random"),
 }
+SMALLEST = {"seed": 0, "chunk": 1, "memory": 1 << 20}
 
 
 @dataclass
@@ -37,8 +38,14 @@ class Options:
         for name, value in changes.items():
             if name not in known:
                 raise ValueError(f"unknown option {name!r} (known: {', '.join(sorted(known))})")
-            if name in CHOICES and value not in CHOICES[name]:
-                raise ValueError(f"option {name}={value!r} is none of {CHOICES[name]}")
+            if name in CHOICES:
+                if value not in CHOICES[name]:
+                    raise ValueError(f"option {name}={value!r} is none of {CHOICES[name]}")
+            elif type(value) is not type(getattr(self, name)):
+                kind = type(getattr(self, name)).__name__
+                raise ValueError(f"option {name}={value!r} is not of type {kind}")
+            elif value < SMALLEST.get(name, value):
+                raise ValueError(f"option {name}={value!r} is less than {SMALLEST[name]}")
         for name, value in changes.items():
             setattr(self, name, value)
 

@@ -11,6 +11,7 @@ import functools
 import importlib
 import importlib.metadata
 import os
+import warnings
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from .options import current
 from .report import VirtualGPUError
 
 SUPPORTED = {"numba-cuda": "0.30.", "cuda-core": "1.2.", "cuda-bindings": "13.4."}
+INSTALLATION = 'pip install "numba-cuda[cu13]>=0.30,<0.31"'
 
 # Every name that is replaced or relied on: module, dotted path inside it.
 NAMES = (
@@ -68,15 +70,22 @@ def install(**options) -> None:
 
 def check_names() -> None:
     """Refuse to start if something that is replaced does not exist (another version)."""
+    missing = [name for name in SUPPORTED if _version(name) is None]
+    if missing:
+        raise VirtualGPUError("not supported", f"{', '.join(missing)} is not installed; "
+                              f"the virtual GPU needs it: {INSTALLATION}")
     from . import driver
 
     absent = [f"{module}.{path}" for module, path in NAMES if not _exists(module, path)]
     absent += [f"cuda.bindings.driver.{name}" for name in driver.missing()]
+    found = ", ".join(f"{name} {_version(name)}" for name in SUPPORTED)
+    supported = ", ".join(f"{name} {version}*" for name, version in SUPPORTED.items())
     if absent:
-        found = ", ".join(f"{name} {_version(name)}" for name in SUPPORTED)
-        supported = ", ".join(f"{name} {version}*" for name, version in SUPPORTED.items())
         raise VirtualGPUError(
             "not supported", f"{', '.join(absent)} is missing in {found}; supported: {supported}")
+    if not all(_version(name).startswith(version) for name, version in SUPPORTED.items()):
+        warnings.warn(f"the virtual GPU was not tested with {found}; supported: {supported}",
+                      stacklevel=4)  # the caller of vgpu.install
 
 
 def _exists(module: str, path: str) -> bool:
@@ -92,11 +101,11 @@ def _exists(module: str, path: str) -> bool:
     return True
 
 
-def _version(name: str) -> str:
+def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+        return None
 
 
 def _replace_bindings() -> None:

@@ -43,19 +43,19 @@ def prepare(choice: str | None, **options) -> str:
         return "no CUDA (numba-cuda is not installed)"
     if choice != "virtual" and real_gpu():
         return "real GPU"
-    current.update(options)
-    install_on_import()
+    install_on_import(options)
     major, minor = current.cc
     return f"virtual GPU sm_{major}{minor}"
 
 
-def install_on_import() -> None:
+def install_on_import(options: dict) -> None:
     """Install the virtual GPU as soon as numba.cuda or the driver bindings are imported."""
     from . import install
 
     if any(name in sys.modules for name in TRIGGERS):
-        install()
+        install(**options)
     else:
+        current.update(options)
         sys.meta_path.insert(0, _Finder())
 
 

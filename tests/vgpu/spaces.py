@@ -35,6 +35,8 @@ def words_of(offset, width: int):
 class Space:
     """Bytes with a shadow byte each, and what a chunk of threads does to them."""
 
+    seen_by_others = True  # a store may be what another thread waits for
+
     def __init__(self, chunk, data: np.ndarray, shadow: np.ndarray):
         self.chunk = chunk
         self.watchers: list = []  # of races and of read-only loads; they are told each access
@@ -102,7 +104,7 @@ class Space:
 
     def put(self, offset, values: tuple, dtype) -> None:
         """Store values at each offset, without any check."""
-        self.chunk.changes += 1
+        self.chunk.changes += self.seen_by_others
         width = np.dtype(dtype).itemsize
         view = self.words[width].view(dtype)
         index = offset >> SHIFT[width]
@@ -202,6 +204,8 @@ class LocalSpace(Space):
     Unoptimised code copies whole structures, padding included, so bytes of a compiler's stack
     count as initialised from the start; numba fills its local arrays with zeros anyway.
     """
+
+    seen_by_others = False
 
     def __init__(self, chunk, nbytes: int):
         self.nbytes = nbytes

@@ -180,7 +180,7 @@ class Event:
 
 def stream_of(handle) -> Stream:
     """The stream of a handle (CUstream or int); a VirtualGPUError if there is none."""
-    number = int(handle)
+    number = 0 if handle is None else int(handle)
     if number in (0, LEGACY):
         return legacy
     if number == PER_THREAD:

@@ -94,12 +94,21 @@ def test_device_and_context():
     device = cuda.get_current_device()
     assert device.compute_capability == (9, 0) and device.MULTIPROCESSOR_COUNT == 132
     assert device.MAX_SHARED_MEMORY_PER_BLOCK_OPTIN == 227 << 10
+    assert device.MAX_SHARED_MEMORY_PER_BLOCK == 48 << 10  # it has two names, as has the next
+    assert device.MAX_REGISTERS_PER_BLOCK == 65536
     assert cuda.is_available() and len(cuda.gpus) == 1
     assert ok(driver.cuCtxGetCurrent()) is cuda.current_context().handle
     cuda.select_device(0)
     with pytest.raises(VirtualGPUError, match="MAXIMUM_TEXTURE1D_WIDTH"):
         driver.cuDeviceGetAttribute(
             driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_MAXIMUM_TEXTURE1D_WIDTH, 0)
+
+
+def test_a_forked_process_may_not_use_the_device(monkeypatch):
+    cuda.synchronize()
+    monkeypatch.setattr(vgpu.device.device, "_process", 1)  # this process is another one now
+    assert driver.cuCtxSynchronize() == (RESULT.CUDA_ERROR_NOT_INITIALIZED,)
+    assert "forked" in vgpu.refusals()[-1]
 
 
 def test_unimplemented_calls_name_themselves():

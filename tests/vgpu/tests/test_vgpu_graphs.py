@@ -286,6 +286,19 @@ def test_misuse_of_captures(stream):
     ok(driver.cuGraphDestroy(end(stream)))
 
 
+def test_graphs_see_unloaded_code(stream):
+    text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry nothing() { ret; }"
+    module = ok(driver.cuModuleLoadData(text.encode()))
+    function = ok(driver.cuModuleGetFunction(module, b"nothing"))
+    begin(stream)
+    ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream.handle, None, 0))
+    executable = ok(driver.cuGraphInstantiate(end(stream), 0))
+    ok(driver.cuModuleUnload(module))
+    with pytest.raises(VirtualGPUError, match="module was unloaded"):
+        driver.cuGraphLaunch(executable, stream.handle)
+        stream.synchronize()
+
+
 def test_graphs_see_freed_memory(stream):
     x = cuda.to_device(ONES)
     begin(stream)

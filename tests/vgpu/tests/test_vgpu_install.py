@@ -53,6 +53,18 @@ def test_names_that_are_missing_are_reported(monkeypatch):
     assert len(report.splitlines()) == 1
 
 
+def test_versions_and_packages_are_checked(monkeypatch):
+    from vgpu import patches
+
+    versions = {**patches.SUPPORTED, "numba-cuda": "0.28.1"}
+    monkeypatch.setattr(patches, "_version", versions.get)
+    with pytest.warns(UserWarning, match=r"not tested with numba-cuda 0\.28\.1, .*0\.30\.\*"):
+        patches.check_names()
+    del versions["numba-cuda"]
+    with pytest.raises(vgpu.VirtualGPUError, match="numba-cuda is not installed"):
+        patches.check_names()
+
+
 def test_options():
     with vgpu.options(race=False, seed=5) as options:
         assert not options.race and options.seed == 5
@@ -60,7 +72,8 @@ def test_options():
             assert options.race
         assert not options.race
     assert options.race and options.seed == 0
-    for wrong in (dict(speed=1), dict(schedule="best"), dict(memory=1)):
+    for wrong in (dict(speed=1), dict(schedule="best"), dict(memory=1), dict(race="no"),
+                  dict(chunk=0), dict(chunk="many"), dict(seed=None), dict(seed=-1)):
         with pytest.raises(ValueError, match=next(iter(wrong))), vgpu.options(**wrong):
             pass
 
@@ -72,7 +85,7 @@ def test_programs_run_with_their_exit_code_and_a_cache(tmp_path):
     assert first.returncode == 0, first.stderr
     assert first.stdout == "result 40.0 hits 0 Virtual GPU (sm_90)\n"
     # under another package name, and as a module
-    again = python("-m", "tests.vgpu", "--no-race", "-m", "program", 0, 3, folder=tmp_path,
+    again = python("-m", f"{TESTS.name}.vgpu", "--no-race", "-m", "program", 0, 3, folder=tmp_path,
                    PYTHONPATH=f"{TESTS.parent}{os.pathsep}{tmp_path}")
     assert again.returncode == 3, again.stderr
     assert again.stdout == "result 40.0 hits 1 Virtual GPU (sm_90)\n"
@@ -84,7 +97,18 @@ def test_an_error_of_the_device_is_reported(tmp_path):
     result = python("-m", "vgpu", "--cc", "12.0", script, 1, 0, folder=tmp_path)
     assert result.returncode == 70
     assert result.stderr.startswith("out of bounds: ") and "kernel add" in result.stderr
+    assert f'raised in File "{script}", line 16' in result.stderr
     assert "Traceback" not in result.stderr
+
+
+@pytest.mark.parametrize(("arguments", "message"), [
+    (["nowhere.py"], "there is no file nowhere.py"),
+    (["-m", "no.where"], "there is no module no.where"),
+    (["--cc", "7.5", "x.py"], "'7.5' is none of 8.0, "),
+    (["--chunk", "0", "x.py"], "option chunk=0 is less than 1")])
+def test_a_wrong_command_line_is_one_message(tmp_path, arguments, message):
+    result = python("-m", "vgpu", *arguments, folder=tmp_path)
+    assert result.returncode == 2 and message in result.stderr.splitlines()[-1]
 
 
 def test_leaks_are_listed_at_the_end(tmp_path):
@@ -108,10 +132,12 @@ def test_installation_waits_for_the_first_use_of_cuda(tmp_path):
                         "print(vgpu.installed(), cuda.get_current_device().name)\n"
                         "vgpu.install(race=False)\n"
                         "try: vgpu.install(cc=(9, 0))\n"
+                        "except ValueError as error: print(error)\n"
+                        "try: vgpu.prepare('virtual', cc=(9, 0))\n"
                         "except ValueError as error: print(error)", folder=tmp_path)
         assert result.stdout.splitlines() == [
             "virtual GPU sm_80", "True Virtual GPU (sm_80)",
-            "option 'cc' cannot change after the first install"], result.stderr
+            *["option 'cc' cannot change after the first install"] * 2], result.stderr
 
 
 def test_a_process_without_installation_has_no_gpu(tmp_path):
@@ -123,7 +149,7 @@ def test_choices_of_the_device(monkeypatch):
     with pytest.raises(RuntimeError, match="'virtual' or 'real'"):
         vgpu.prepare("imaginary")
     monkeypatch.setattr(presence, "real_gpu", lambda: False)
-    monkeypatch.setattr(presence, "install_on_import", lambda: None)
+    monkeypatch.setattr(presence, "install_on_import", lambda options: None)
     monkeypatch.setattr(presence.importlib.util, "find_spec", lambda name: None)
     assert vgpu.prepare(None) == "no CUDA (numba-cuda is not installed)"
     for choice in ("virtual", "real"):

@@ -42,6 +42,23 @@ def test_memory_is_reused_only_when_the_arena_is_full(arena):
         arena.allocate(400_000)
 
 
+def test_pages_that_small_allocations_share_go_back_with_the_last(arena):
+    tags = arena.tags("any", 4, np.uint32)
+    tags[:] = 1
+    addresses = [arena.allocate(700) for _ in range(40)]
+    first, last = addresses[0] - GLOBAL_BASE, addresses[-1] - GLOBAL_BASE
+    for address in addresses[1:]:
+        arena.free(address)
+    assert (arena.data[first:first + 700] == POISON).all()
+    arena.free(addresses[0])
+    assert not arena.data[first:last].any() and not tags[first // 4 + 1024:last // 4].any()
+
+
+def test_addresses_outside_device_memory(arena):
+    assert arena.describe(0, 4) == "4 bytes at 0x0: a null pointer"
+    assert arena.describe(1 << 40, 4).endswith("no device address")
+
+
 def test_freed_neighbours_are_joined(arena):
     for size in range(4096, 900_000, 4096):
         arena.free(arena.allocate(size))

@@ -114,6 +114,18 @@ def test_debug_code_of_several_functions():
     np.testing.assert_array_equal(run(kernel), np.arange(32) // 3)
 
 
+def test_debug_code_of_a_loop():
+    """It copies the loop's iterator with its padding, which nothing ever initialises."""
+    @cuda.jit(debug=True, opt=False)
+    def kernel(x):
+        total = 0
+        for i in range(x[cuda.grid(1)]):
+            total += i
+        x[cuda.grid(1)] = total
+
+    np.testing.assert_array_equal(run(kernel), np.cumsum(np.arange(32)) - np.arange(32))
+
+
 def test_errors_name_the_source_line():
     @cuda.jit(lineinfo=True)
     def kernel(x):
@@ -132,6 +144,12 @@ def test_code_without_ptx_is_refused():
 
     with pytest.raises(VirtualGPUError, match=r"not supported: linked code without .*cudadevrt"):
         run(kernel)
+
+
+def test_text_that_ptxas_refuses():
+    text = ".version 8.0\n.target sm_90\n.address_size 64\n.visible .entry f() { fly; ret; }"
+    with pytest.raises(VirtualGPUError, match=r"(?s)ptxas refuses the PTX.*line 4.*'fly'"):
+        modules.assemble(text)
 
 
 def test_unloaded_code_can_be_loaded_again():

@@ -1,8 +1,11 @@
 """Launches, opcodes and driver calls that the virtual GPU refuses, each by its name."""
 
+import ctypes
+
 import numpy as np
 import pytest
 import vgpu
+from cuda.bindings import driver as bindings
 from numba import cuda, float32
 from numba.cuda.cudadrv.driver import driver
 from vgpu.examples.numba_features import allow_dynamic_shared
@@ -134,3 +137,39 @@ def test_memory_leaks_are_listed():
     del kept
     cuda.current_context().memory_manager.deallocations.clear()
     assert {allocation.address for allocation in vgpu.leaks()} <= before
+
+
+ADDRESS = bindings.CUdeviceptr(1 << 40)
+
+
+def launch_with_argument(value, kind, size):
+    text = (f".version 8.0\n.target sm_90\n.address_size 64\n"
+            f".visible .entry kernel(.param .b{8 * size} p) {{ ret; }}")
+    module = bindings.cuModuleLoadData(text.encode())[1]
+    function = bindings.cuModuleGetFunction(module, b"kernel")[1]
+    try:
+        return bindings.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, 0, (value, kind), 0)
+    finally:
+        bindings.cuModuleUnload(module)
+
+
+@pytest.mark.parametrize("value, kind, size", [
+    (ADDRESS, None, 8), (5, ctypes.c_void_p, 8), (ctypes.c_void_p(5), ctypes.c_void_p, 8),
+    (np.int32(5), ctypes.c_int, 4), (ctypes.c_float(5), ctypes.c_double, 8),
+    (-1, ctypes.c_uint64, 8), (5, ctypes.c_float, 4), (np.uint64(5), ctypes.c_uint64, 8)])
+def test_arguments_that_cuda_bindings_takes(value, kind, size):
+    code, = launch_with_argument((value,), (kind,), size)
+    assert code == bindings.CUresult.CUDA_SUCCESS
+
+
+@pytest.mark.parametrize("value, kind, size", [
+    (5, None, 8), (np.uint64(5), None, 8), (np.uint64(5), ctypes.c_void_p, 8),
+    (ADDRESS, ctypes.c_void_p, 8), (ADDRESS, ctypes.c_uint64, 8), (1.5, ctypes.c_int, 4),
+    (1 << 40, ctypes.c_int, 4), (ctypes.c_int(5), ctypes.c_uint, 4), (5, np.int32, 4)])
+def test_arguments_that_cuda_bindings_refuses(value, kind, size):
+    """All are TypeErrors there, but CUdeviceptr as c_void_p: the address of the Python object."""
+    with pytest.raises(vgpu.VirtualGPUError, match="argument 0") as caught:
+        launch_with_argument((value,), (kind,), size)
+    assert caught.value.kind == "bad launch"
+    with pytest.raises(vgpu.VirtualGPUError, match="a tuple of values"):
+        launch_with_argument([5], [ctypes.c_int], 4)

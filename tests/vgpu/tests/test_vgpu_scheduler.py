@@ -223,6 +223,15 @@ DEADLOCKS = {
     bar.sync 0;
     st.global.u32 [%rd1+4], 0;
 """,
+    "stack": """
+    .local .align 4 .b8 stack[4];
+    wait:
+    st.local.u32 [stack], 7;
+    ld.volatile.global.u32 %r2, [%rd1];
+    st.local.u32 [stack], %r2;
+    setp.eq.u32 %p2, %r2, 0;
+    @%p2 bra wait;
+""",
 }
 
 

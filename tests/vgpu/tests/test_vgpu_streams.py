@@ -310,3 +310,20 @@ def test_ordered_programs_do_not_depend_on_lateness(seed):
             results.append([host.copy(), *(b.copy_to_host() for b in buffers)])
     for eager, late in zip(*results, strict=True):
         np.testing.assert_array_equal(eager, late)
+
+
+def test_forms_of_pointers_sizes_and_streams():
+    """What cuda.bindings takes besides integers, and what it does not."""
+    host, copied = np.arange(4, dtype=np.uint32), bytearray(16)
+    _, pointer = driver.cuMemAlloc(np.int64(16))
+    driver.cuMemcpyHtoD(pointer, host, 16)
+    driver.cuMemcpyDtoHAsync(copied, pointer, 16, None)
+    driver.cuStreamSynchronize(None)
+    assert copied == host.tobytes()
+    driver.cuMemcpyHtoD(pointer, bytes(16), 16)
+    driver.cuMemcpyDtoH(host.ctypes.data, pointer, 16)
+    assert not host.any()
+    for value in (-1, 256):
+        with pytest.raises(VirtualGPUError, match=f"memset of uint8 to {value}"):
+            driver.cuMemsetD8(pointer, value, 16)
+    driver.cuMemFree(pointer)
