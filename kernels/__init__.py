@@ -1,4 +1,4 @@
-"""Every operation of a GPT as plain functions on arrays: NumPy in, NumPy out.
+"""Every operation of a GPT as plain functions on arrays, of NumPy or on a GPU.
 
     import numpy as np, kernels
     y = np.empty_like(x)

@@ -42,6 +42,17 @@ def load_spec(op: str) -> ModuleType:
     return importlib.import_module(f".{op}.spec", __package__)
 
 
+def problem(backend: str) -> str:
+    """Why a backend cannot compute here, in one line; empty when it can. Never raises."""
+    if backend != "gpu":
+        return ""
+    try:
+        from .common.cuda import device_problem
+    except ImportError as error:
+        return str(error)
+    return device_problem()
+
+
 def implementations(op: str) -> tuple[str, ...]:
     """The backends to be measured against the oracle, in order: those whose file exists."""
     folder = Path(__file__).parent / op

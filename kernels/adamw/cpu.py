@@ -8,10 +8,17 @@ from ..common.cache import njit
 from ..common.cpu_math import BLOCK, FAST, F
 
 
-def update(weights, m, v, grads, n_decay: int, lr: float, beta1: float, beta2: float,
+def update(weights, m, v, grads, norm, n_decay: int, lr: float, beta1: float, beta2: float,
            eps: float, weight_decay: float, correction1: float, correction2: float,
-           grad_scale: float) -> None:
-    """One step on flat float32 arrays [P], in place; decoupled decay on [0, n_decay) only."""
+           clip: float) -> None:
+    """One step on flat float32 arrays [P], in place; decoupled decay on [0, n_decay) only.
+
+    norm [1] is the norm of grads, from kernels.grad_norm; nothing changes if it is not finite.
+    """
+    length = float(norm[0])
+    if not math.isfinite(length):
+        return
+    grad_scale = clip / length if 0 < clip < length else 1.0
     _update(weights, m, v, grads, n_decay, F(1.0 - lr * weight_decay), F(lr / correction1),
             F(1.0 / correction2), F(beta1), F(1.0 - beta1), F(beta2), F(1.0 - beta2), F(eps),
             F(grad_scale))

@@ -8,6 +8,7 @@ def update(
     m: np.ndarray,
     v: np.ndarray,
     grads: np.ndarray,
+    norm: np.ndarray,
     n_decay: int,
     lr: float,
     beta1: float,
@@ -16,10 +17,15 @@ def update(
     weight_decay: float,
     correction1: float,
     correction2: float,
-    grad_scale: float,
+    clip: float,
 ) -> None:
-    """One step of AdamW; weight decay on elements [0, n_decay) only."""
-    g = grads * grad_scale
+    """One step of AdamW with clipping to a global norm; nothing changes if norm is not finite.
+
+    Weight decay on elements [0, n_decay) only.
+    """
+    if not np.isfinite(norm[0]):
+        return
+    g = grads * (clip / norm[0] if 0 < clip < norm[0] else 1)
     m[:] = beta1 * m + (1 - beta1) * g
     v[:] = beta2 * v + (1 - beta2) * g**2
     weights[:n_decay] -= lr * weight_decay * weights[:n_decay]

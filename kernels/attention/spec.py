@@ -17,7 +17,7 @@ def _require_heads(arguments: Arguments) -> None:
 
 def _require_rows(arguments: Arguments) -> None:
     B, _, context, _ = arguments["k_cache"].shape
-    rows = len(arguments["qkv"])
+    rows = arguments["qkv"].shape[0]
     if rows % B:
         raise ValueError(
             f"qkv has {rows} rows, expected a multiple of the caches' {B} sequences; "

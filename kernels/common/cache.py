@@ -10,7 +10,8 @@ SHA-256 of all Python sources of the package and the versions of NumPy, Numba an
 Numba adds the processor's name and features to each key and writes through a rename, so the
 folder may be shared between machines and by processes that run at the same time. Nothing is
 compiled, hashed or written before a function's first call. Numba's configuration and the
-environment are only read.
+environment are only read. CUDA kernels are kept in the same folder by the same code; common/cuda.py
+adds the device to their keys.
 """
 
 import functools
@@ -46,7 +47,7 @@ def njit(**options) -> Callable:
 
     def decorate(function: Callable) -> Callable:
         dispatcher = numba.njit(**options)(function)
-        dispatcher._cache = _LazyCache(function)
+        dispatcher._cache = LazyCache(lambda: _CpuCache(function))
         return dispatcher
 
     return decorate
@@ -111,16 +112,19 @@ class _Locator(caching._CacheLocator):
         return str(self._line)
 
 
-class _CacheImpl(caching.CompileResultCacheImpl):
-    def __init__(self, function: Callable):
+class CacheImpl:
+    """Where the code of one function is kept; to be mixed into numba's class of that name."""
+
+    def __init__(self, function: Callable, name: str | None = None):
         self._lineno = function.__code__.co_firstlineno
         self._locator = _Locator(function)
-        name = f"{function.__module__}.{function.__qualname__}"
+        name = name or f"{function.__module__}.{function.__qualname__}"
         self._filename_base = self.get_filename_base(name, getattr(sys, "abiflags", ""))
 
 
-class _CacheFile(caching.IndexDataCacheFile):
-    """One data file per key, written before the index names it.
+class CacheFile:
+    """One data file per key, written before the index names it; to be mixed into
+    numba's IndexDataCacheFile.
 
     Numba numbers the files, so two processes that compile different signatures at the same time
     can leave an index that names the other's code.
@@ -145,23 +149,31 @@ class _CacheFile(caching.IndexDataCacheFile):
             return {}
 
 
-class _FunctionCache(caching.FunctionCache):
-    _impl_class = _CacheImpl
+class _CpuCacheImpl(CacheImpl, caching.CompileResultCacheImpl):
+    pass
+
+
+class _CpuCacheFile(CacheFile, caching.IndexDataCacheFile):
+    pass
+
+
+class _CpuCache(caching.FunctionCache):
+    _impl_class = _CpuCacheImpl
 
     def __init__(self, function: Callable):
         super().__init__(function)
-        self._cache_file = _CacheFile(self.cache_path, self._impl.filename_base, source_hash())
+        self._cache_file = _CpuCacheFile(self.cache_path, self._impl.filename_base, source_hash())
 
 
-class _LazyCache(caching.NullCache):
+class LazyCache(caching.NullCache):
     """Opens the cache at the first call; a folder that cannot be written costs one notice."""
 
-    def __init__(self, function: Callable):
-        self._function = function
+    def __init__(self, make_cache: Callable):
+        self._make_cache = make_cache
 
     @functools.cached_property
-    def _opened(self) -> _FunctionCache:
-        return _FunctionCache(self._function)
+    def _opened(self):
+        return self._make_cache()
 
     @property
     def cache_path(self) -> str:

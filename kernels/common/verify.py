@@ -15,6 +15,7 @@ from ..registry import load_op, load_spec
 from .spec import Case, Function, label, parse
 
 GUARD_WORDS = 17  # odd, so that the arrays between guards have no more than 4-byte alignment
+ALIGNED_GUARD_WORDS = 64  # for the kernels that need 16 bytes: what allocators give
 GUARD_BITS = 0x7FC0DEAD  # a NaN: reading it shows, and any write to it shows
 FLOOR_ULPS = 4  # where the float32 run happens to be exact, this much of the largest value
 
@@ -52,12 +53,13 @@ def cast(arguments: Mapping[str, Any], dtype: type) -> dict[str, Any]:
     }
 
 
-def verify(op: str, name: str, case: Case, implementation: Callable[..., None]) -> list[str]:
+def verify(op: str, name: str, case: Case, implementation: Callable[..., None],
+           backend: str = "cpu", guard_words: int = GUARD_WORDS) -> list[str]:
     """What is wrong with `implementation` as `<op>.<name>` on this case; empty if nothing.
 
     Checked: every output within the allowed error, the write rule, memory around every array
     untouched, inputs unchanged, the same bits from a second call, and each call in place that the
-    op's table allows.
+    op's table allows. With backend "gpu" it is called with device arrays.
     """
     spec, oracle = load_spec(op), getattr(load_op(op, "oracle"), name)
     function: Function = spec.FUNCTIONS[name]
@@ -67,7 +69,8 @@ def verify(op: str, name: str, case: Case, implementation: Callable[..., None]) 
     oracle(**yardstick)
 
     def call(in_place: dict[str, str]) -> tuple[dict[str, np.ndarray], list[str]]:
-        results, faults = _run(function, implementation, arguments, in_place)
+        results, faults = _run(function, implementation, arguments, in_place, backend,
+                               guard_words)
         for output in results:
             fault = compare(results[output], expected[output], yardstick[output], spec.TOLERANCE)
             if fault:
@@ -92,33 +95,55 @@ def _run(
     implementation: Callable[..., None],
     arguments: Mapping[str, Any],
     in_place: Mapping[str, str],
+    backend: str,
+    guard_words: int,
 ) -> tuple[dict[str, np.ndarray], list[str]]:
     """Call with copies that have guard words around them; returns the outputs and faults."""
     arrays = {n: a for n, a in arguments.items() if isinstance(a, np.ndarray)}
-    buffers = {name: _guarded(array) for name, array in arrays.items()}
-    views = {name: _inside(buffers[name], array) for name, array in arrays.items()}
+    guarded = {name: _guarded(array, guard_words) for name, array in arrays.items()}
+    memory = {name: upload(buffer, backend) for name, buffer in guarded.items()}
+    views = {name: _inside(memory[name], array) for name, array in arrays.items()}
     for output, source in in_place.items():
         views[output] = views[source]
+        memory[output] = memory[source]
     implementation(*({**arguments, **views}.values()))
+    buffers = {name: _download(memory[name], backend) for name in arrays}
     faults = []
     for name, array in arrays.items():
-        guards = buffers[name][:GUARD_WORDS], buffers[name][-GUARD_WORDS:]
+        guards = buffers[name][:guard_words], buffers[name][-guard_words:]
         if any((guard != GUARD_BITS).any() for guard in guards):
             faults.append(f"{name}: memory beside the array was written")
         is_written = name in function.outputs or name in in_place.values()
-        if not is_written and views[name].tobytes() != array.tobytes():
+        if not is_written and _inside(buffers[name], array).tobytes() != array.tobytes():
             faults.append(f"{name}: an input was changed")
-    return {name: views[name] for name in function.outputs if name in views}, faults
+    results = {name: _inside(buffers[name], arrays[name]) for name in function.outputs
+               if name in arrays}
+    return results, faults
 
 
-def _guarded(array: np.ndarray) -> np.ndarray:
-    buffer = np.full(array.size + 2 * GUARD_WORDS, GUARD_BITS, np.uint32)
+def _guarded(array: np.ndarray, guard_words: int) -> np.ndarray:
+    buffer = np.full(array.size + 2 * guard_words, GUARD_BITS, np.uint32)
     _inside(buffer, array)[...] = array
     return buffer
 
 
-def _inside(buffer: np.ndarray, array: np.ndarray) -> np.ndarray:
-    return buffer[GUARD_WORDS:-GUARD_WORDS].view(array.dtype).reshape(array.shape)
+def _inside(buffer: Any, array: np.ndarray) -> Any:
+    """The part of a buffer, in host or device memory, that lies between its guards."""
+    guard_words = (buffer.size - array.size) // 2
+    return buffer[guard_words:-guard_words].view(array.dtype).reshape(array.shape)
+
+
+def upload(value: Any, backend: str) -> Any:
+    """An array where `backend` wants it; anything else as it is."""
+    if backend != "gpu" or not isinstance(value, np.ndarray):
+        return value
+    from .cuda import cuda
+
+    return cuda.to_device(value)
+
+
+def _download(buffer: Any, backend: str) -> np.ndarray:
+    return buffer.copy_to_host() if backend == "gpu" else buffer
 
 
 def compare(

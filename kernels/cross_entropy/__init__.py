@@ -17,7 +17,8 @@ step calls it alone. A mean over the targets is scale = 1 / (number of targets).
 
 Columns from vocab_size on are padding: they are not read into the result, and their gradient is
 exactly 0. A row with target -1 is ignored: loss and gradient exactly 0. A NaN in a used column
-gives a NaN loss.
+gives a NaN loss, and so does a target in device memory that is outside the vocabulary: targets
+there are not checked beforehand.
 
 Shapes      logits, dlogits [N, Vp]; losses [N]; targets [N] int32, -1 or below vocab_size
 Write rule  losses and dlogits are overwritten; dlogits may be logits itself.

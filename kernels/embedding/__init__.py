@@ -14,7 +14,8 @@ Both sums run in a fixed order, so that two runs give the same bits.
 
 Shapes      x, dx [B*T, d]; ids [B, T] int32; wte, dwte [Vp, d]; wpe, dwpe [context, d]
 Write rule  x is overwritten; dwte and dwpe are added to. Rows that no id names stay untouched,
-            as do rows of the padded vocabulary.
+            as do rows of the padded vocabulary. Ids in device memory are not checked beforehand:
+            one outside the table makes its row of x NaN and adds to no row of dwte.
 Cost        forward: B*T*d additions; reads B*T rows of wte and T rows of wpe, writes x: about
             8*B*T*d + 4*T*d bytes. Backward: 2*B*T*d additions; about 12*B*T*d + 8*T*d bytes.
 

@@ -12,12 +12,11 @@ def _require(arguments: Arguments) -> None:
     wte = arguments.get("wte", arguments.get("dwte"))
     wpe = arguments.get("wpe", arguments.get("dwpe"))
     ids, start = arguments["ids"], arguments["start"]
-    last = len(wte) - 1
-    require_between("ids", ids, 0, last, f"the table has {len(wte)} rows: encode the text with it")
-    require_between(
-        "start", start, 0, len(wpe) - ids.shape[1],
-        f"{ids.shape[1]} columns must fit into the {len(wpe)} positions",
-    )
+    tokens, context, T = wte.shape[0], wpe.shape[0], ids.shape[1]
+    require_between("ids", ids, 0, tokens - 1,
+                    f"the table has {tokens} rows: encode the text with it")
+    require_between("start", start, 0, context - T,
+                    f"{T} columns must fit into the {context} positions")
 
 
 FUNCTIONS = {
@@ -43,7 +42,8 @@ CASES = (
     {"B": 2, "T": 33, "d": 257, "Vp": 255, "context": 64, "start": 31},
     {"B": 31, "T": 10, "d": 33, "Vp": 2, "context": 10, "start": 0},
     {"B": 1, "T": 1023, "d": 5, "Vp": 3, "context": 1024, "start": 1},
-    {"B": 1, "T": 257, "d": 31, "Vp": 8576, "context": 257, "start": 0},
+    {"B": 1, "T": 257, "d": 31, "Vp": 2432, "context": 257, "start": 0},
+    {"B": 9, "T": 127, "d": 132, "Vp": 65, "context": 128, "start": 1},
 )
 BENCH_CASES = (
     {"B": 8, "T": 128, "d": 128, "Vp": 256, "context": 128, "start": 0},

@@ -3,8 +3,8 @@
     norm[0] = sqrt(sum(grads^2))
 
 over all parameters as one vector: the number that is logged, and by which gradients are clipped
-(grad_scale = min(1, limit / norm), see kernels.adamw). A NaN or an infinity in any element makes
-the norm not finite: it is the one check that guards an update, so nothing may swallow it.
+(see kernels.adamw). A NaN or an infinity in any element makes the norm not finite: it is the one
+check that guards an update, so nothing may swallow it.
 
 Shapes      grads [P]; norm [1]
 Write rule  norm is overwritten.

@@ -5,12 +5,13 @@ what is refused is the change.
 """
 
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from kernels.common.spec import cases_of
-from kernels.common.verify import verify
+from kernels.common.verify import GUARD_WORDS, verify
 from kernels.registry import load_op, load_spec
 
 ORACLE = {
@@ -215,37 +216,44 @@ def residual_drops_the_branch(dx, dout, dbranch):
     dx[:] = dout
 
 
-def adamw_without_bias_correction(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                                  weight_decay, correction1, correction2, grad_scale):
-    ORACLE["adamw"].update(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                           weight_decay, 1.0, 1.0, grad_scale)
+def adamw_without_bias_correction(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                                  weight_decay, correction1, correction2, clip):
+    ORACLE["adamw"].update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                           weight_decay, 1.0, 1.0, clip)
 
 
-def adamw_decays_everything(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                            weight_decay, correction1, correction2, grad_scale):
-    ORACLE["adamw"].update(weights, m, v, grads, len(weights), lr, beta1, beta2, eps,
-                           weight_decay, correction1, correction2, grad_scale)
+def adamw_decays_everything(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                            weight_decay, correction1, correction2, clip):
+    ORACLE["adamw"].update(weights, m, v, grads, norm, len(weights), lr, beta1, beta2, eps,
+                           weight_decay, correction1, correction2, clip)
 
 
-def adamw_decays_through_the_gradient(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                                      weight_decay, correction1, correction2, grad_scale):
+def adamw_decays_through_the_gradient(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                                      weight_decay, correction1, correction2, clip):
     coupled = grads.copy()
     coupled[:n_decay] += weight_decay * weights[:n_decay]
-    ORACLE["adamw"].update(weights, m, v, coupled, n_decay, lr, beta1, beta2, eps,
-                           0.0, correction1, correction2, grad_scale)
+    ORACLE["adamw"].update(weights, m, v, coupled, norm, n_decay, lr, beta1, beta2, eps,
+                           0.0, correction1, correction2, clip)
 
 
-def adamw_decays_after_the_update(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                                  weight_decay, correction1, correction2, grad_scale):
-    ORACLE["adamw"].update(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                           0.0, correction1, correction2, grad_scale)
+def adamw_decays_after_the_update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                                  weight_decay, correction1, correction2, clip):
+    ORACLE["adamw"].update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                           0.0, correction1, correction2, clip)
     weights[:n_decay] *= 1 - lr * weight_decay
 
 
-def adamw_ignores_grad_scale(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                             weight_decay, correction1, correction2, grad_scale):
-    ORACLE["adamw"].update(weights, m, v, grads, n_decay, lr, beta1, beta2, eps,
-                           weight_decay, correction1, correction2, 1.0)
+def adamw_ignores_the_norm(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                             weight_decay, correction1, correction2, clip):
+    ORACLE["adamw"].update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
+                           weight_decay, correction1, correction2, 0.0)
+
+
+def adamw_updates_when_the_norm_is_not_finite(weights, m, v, grads, norm, n_decay, lr, beta1, beta2,
+                                              eps, weight_decay, correction1, correction2, clip):
+    finite = norm if np.isfinite(norm[0]) else np.ones_like(norm)
+    ORACLE["adamw"].update(weights, m, v, grads, finite, n_decay, lr, beta1, beta2, eps,
+                           weight_decay, correction1, correction2, clip)
 
 
 def grad_norm_without_the_root(norm, grads):
@@ -303,16 +311,47 @@ CONTROLS = [
     ("adamw", "update", adamw_decays_everything, "weights: error"),
     ("adamw", "update", adamw_decays_through_the_gradient, "weights: error"),
     ("adamw", "update", adamw_decays_after_the_update, "weights: error"),
-    ("adamw", "update", adamw_ignores_grad_scale, "m: error"),
+    ("adamw", "update", adamw_ignores_the_norm, "m: error"),
+    ("adamw", "update", adamw_updates_when_the_norm_is_not_finite, "m: error"),
     ("grad_norm", "forward", grad_norm_without_the_root, "error"),
     ("grad_norm", "forward", grad_norm_drops_the_last_element, "error"),
     ("grad_norm", "forward", differs_between_calls, "other bits"),
 ]
 
 
+def on_the_device(wrong):
+    """A wrong kernel for device arrays: it is run on copies of the arrays and their guards."""
+    from numba import cuda
+
+    def implementation(*arguments):
+        copies, host = {}, []
+        for argument in arguments:
+            if not hasattr(argument, "copy_to_host"):
+                host.append(argument)
+                continue
+            place = argument.__cuda_array_interface__["data"][0] - 4 * GUARD_WORDS
+            if place not in copies:  # an array given twice is one array here too
+                whole = cuda.as_cuda_array(SimpleNamespace(__cuda_array_interface__={
+                    "data": (place, False), "shape": (argument.size + 2 * GUARD_WORDS,),
+                    "typestr": "<u4", "version": 3}))
+                copies[place] = whole, whole.copy_to_host()
+            inside = copies[place][1][GUARD_WORDS:-GUARD_WORDS]
+            host.append(inside.view(argument.dtype).reshape(argument.shape))
+        wrong(*host)
+        for whole, copy in copies.values():
+            whole.copy_to_device(copy)
+
+    return implementation
+
+
 @pytest.mark.parametrize(
     ("op", "name", "wrong", "fault"), CONTROLS, ids=[wrong.__name__ for _, _, wrong, _ in CONTROLS]
 )
-def test_the_comparison_refuses(op, name, wrong, fault):
-    faults = [f for case in cases_of(load_spec(op), name) for f in verify(op, name, case, wrong)]
+@pytest.mark.parametrize("backend", ["cpu", "gpu"])
+def test_the_comparison_refuses(op, name, wrong, fault, backend):
+    if backend == "gpu":
+        pytest.importorskip("numba_cuda")
+        wrong = on_the_device(wrong)
+    faults = [found for case in cases_of(load_spec(op), name)
+              for found in verify(op, name, case, wrong, backend)]
     assert any(fault in found for found in faults), faults

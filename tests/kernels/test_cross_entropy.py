@@ -4,10 +4,9 @@ import math
 
 import numpy as np
 import pytest
+from tables import tables
 
-from kernels.registry import op_table
-
-TABLES = {"oracle": op_table("oracle").cross_entropy, "cpu": op_table("cpu").cross_entropy}
+TABLES = tables("cross_entropy")
 
 
 @pytest.fixture(params=TABLES)

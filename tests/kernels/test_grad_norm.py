@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from tables import tables
 
-from kernels.registry import op_table
-
-TABLES = {"oracle": op_table("oracle").grad_norm, "cpu": op_table("cpu").grad_norm}
+TABLES = tables("grad_norm")
 
 
 @pytest.fixture(params=TABLES)

@@ -2,13 +2,17 @@
 
 import csv
 
+import pytest
+
 from kernels import bench
-from kernels.registry import load_op
+from kernels.common.gpus import GPUS, Gpu, ceilings, least_seconds
+from kernels.registry import load_op, load_spec
 
 
 def test_a_row_for_each_function_and_a_csv_with_the_machine(capsys, tmp_path):
     file = tmp_path / "rows.csv"
-    assert bench.main(["residual", "grad_norm", "--quick", "--csv", str(file)]) == 0
+    ops = ["residual", "grad_norm"]
+    assert bench.main([*ops, "--quick", "--backend", "cpu", "--csv", str(file)]) == 0
     table, talk = capsys.readouterr()
     assert [line.split()[0] for line in table.splitlines()] == [
         "op", "residual.forward", "residual.backward", "grad_norm.forward"
@@ -27,10 +31,40 @@ def test_a_wrong_op_is_not_timed(capsys, monkeypatch):
         dx[:] = dout
 
     monkeypatch.setattr(load_op("residual", "cpu"), "backward", drops_the_branch)
-    assert bench.main(["residual", "--quick"]) == 1
+    assert bench.main(["residual", "--quick", "--backend", "cpu"]) == 1
     table, talk = capsys.readouterr()
     assert "residual.backward" not in table
     assert "residual.backward (cpu) is wrong for N=1 d=1: dx: error" in talk
+
+
+def test_the_gpu_is_timed_by_events_and_compared_with_its_ceilings(capsys, monkeypatch, tmp_path):
+    pytest.importorskip("numba_cuda")
+    file = tmp_path / "rows.csv"
+    monkeypatch.setattr(load_spec("gelu"), "BENCH_CASES", ({"shape": (5, 4)},))
+    monkeypatch.setattr(bench, "ceilings", lambda name: Gpu(name, 1000, 50, "made up"))
+    assert bench.main(["gelu", "--quick", "--backend", "gpu", "--csv", str(file)]) == 0
+    with open(file, encoding="utf-8", newline="") as rows:
+        found = list(csv.DictReader(rows))
+    assert [row["op"] for row in found] == ["gelu.forward", "gelu.backward"]
+    for row in found:
+        assert row["of limit"].endswith("%") and row["gpu"] and row["cuda"] and row["numba-cuda"]
+
+
+def test_without_a_gpu_it_says_so(capsys, monkeypatch):
+    monkeypatch.setattr(bench, "problem", lambda backend: "numba-cuda not installed")
+    assert bench.main(["grad_norm", "--quick"]) == 0
+    table, talk = capsys.readouterr()
+    assert "no GPU: numba-cuda not installed" in talk and "cpu" in table and "gpu" not in table
+    assert bench.main(["grad_norm", "--backend", "gpu"]) == 1
+
+
+def test_ceilings_are_found_by_the_longest_name():
+    assert ceilings("NVIDIA A100-SXM4-80GB").bandwidth == 2039
+    assert ceilings("NVIDIA H200 NVL").float32 == 60
+    assert ceilings("NVIDIA L40S").name == "NVIDIA L40S"
+    assert ceilings("NVIDIA A10G") is None and ceilings("") is None
+    assert least_seconds(Gpu("", 1000, 50, ""), 10**9, 10**9) == pytest.approx(1e-3)
+    assert all(gpu.source for gpu in GPUS)
 
 
 def test_unknown_ops_are_refused(capsys):

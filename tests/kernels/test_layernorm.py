@@ -2,10 +2,9 @@
 
 import numpy as np
 import pytest
+from tables import tables
 
-from kernels.registry import op_table
-
-TABLES = {"oracle": op_table("oracle").layernorm, "cpu": op_table("cpu").layernorm}
+TABLES = tables("layernorm")
 
 
 @pytest.fixture(params=TABLES)

@@ -1,0 +1,39 @@
+"""How long a call takes: by the clock on the CPU, by events in the stream on the GPU."""
+
+import time
+from collections.abc import Callable
+
+BATCH = 10  # calls that are put into the stream together: the host must not be what is measured
+
+
+def measure(call: Callable[[], None], seconds: float, at_least: int) -> list[float]:
+    """Seconds of each call, after one that is not counted; for `seconds`, `at_least` calls."""
+    call()
+    times: list[float] = []
+    while len(times) < at_least or sum(times) < seconds:
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return times
+
+
+def measure_gpu(call: Callable[[], None], seconds: float, at_least: int) -> list[float]:
+    """The same on the GPU's clock.
+
+    Before each call a buffer of four times the L2 cache's size is written: the call finds its
+    arrays in memory, as in a training step, and the host has the time to get ahead of the GPU.
+    """
+    from .cuda import clear_cache, cuda
+
+    call()
+    pairs = [(cuda.event(), cuda.event()) for _ in range(BATCH)]
+    times: list[float] = []
+    while len(times) < at_least or sum(times) < seconds:
+        for start, stop in pairs:
+            clear_cache()
+            start.record()
+            call()
+            stop.record()
+        cuda.synchronize()
+        times += [1e-3 * cuda.event_elapsed_time(*pair) for pair in pairs]
+    return times

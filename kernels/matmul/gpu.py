@@ -1,0 +1,250 @@
+"""GPU matrix products in exact FP32.
+
+Three forms of one loop over tiles (gpu_product) serve a layer: x·w and x·wᵀ, which with dy in the
+place of x is also the gradient of x, and xᵀ·dy, which is added to dw. Each form exists in tiles of
+
+    128 x 128   the fewest reads for each multiply-add
+    64 x 64     four times the blocks, for products that leave much of the GPU idle otherwise
+    64 x 64     for rows that cannot be read 16 bytes at a time: odd lengths or addresses
+
+and all give the same bits. Up to FEW_ROWS rows, as in generation, reading the weights takes the
+time, and a product would have too few tiles to do it fast: such rows have kernels of their own.
+"""
+
+from ..common.access import LANES
+from ..common.cuda import (
+    Floats,
+    Kernel,
+    cuda,
+    device_function,
+    float32,
+    int32,
+    int64,
+    kernel,
+    uint32,
+)
+from ..common.launch import aligned, ceil_div
+from ..common.reduce import ALL_LANES, warp_sum
+from ..gelu.gpu import gelu_value
+from .gpu_product import ZERO, quad_access, tile_product
+
+TILES = ((128, True), (64, True), (64, False))  # size, and whether quads are read whole
+THREADS_TOGETHER = 512  # on a multiprocessor, at least: each may have 128 registers
+FEW_ROWS = 8  # the weights are read for each row, though from L2 for all but the first
+COLUMNS = 8  # of a block that sums columns: 32 bytes, the least that memory moves
+SLICES = 128  # of a column, each for one thread: enough reads under way with few blocks, too
+WARPS = COLUMNS * SLICES // LANES
+PADDED_WARPS = WARPS + 1  # so that the partial sums of 8 columns lie in 8 banks
+DOTS = 8  # warps of a block, one for each dot product
+
+
+def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
+    """y = x·w + bias, or y = GELU(pre_gelu) with pre_gelu = x·w + bias.
+
+    x [M,K]; w [K,N], or [N,K] with transpose_w; y and pre_gelu [M,N]; pre_gelu, bias may be None.
+    """
+    M, K = x.shape
+    N = y.shape[1]
+    arguments = (y, pre_gelu, x, w, bias, M, N, K, bias is not None, pre_gelu is not None)
+    if M > FEW_ROWS:
+        linear, blocks = _choose(_linear[transpose_w], M, N, K, y, pre_gelu, x, w, bias)
+        linear.launch(blocks, *arguments)
+    elif transpose_w:
+        _few_rows_transposed.launch(M * ceil_div(N, DOTS), *arguments)
+    else:
+        _few_rows.launch(M * ceil_div(N, COLUMNS), *arguments)
+
+
+def backward(dx, dw, dbias, dy, x, w, transpose_w: bool) -> None:
+    """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to."""
+    M, N = dy.shape
+    if dx is not None:
+        forward(dx, None, dy, w, None, not transpose_w)
+    a, b = (dy, x) if transpose_w else (x, dy)  # dw = aᵀ·b
+    rows, columns = dw.shape
+    add_product, blocks = _choose(_add_product, rows, columns, rows, dw, a, b)
+    add_product.launch(blocks, dw, a, b, rows, columns, M)
+    if dbias is not None:
+        _add_column_sums.launch(ceil_div(N, COLUMNS), dbias, dy, M, N)
+
+
+def _choose(kernels: dict[tuple[int, bool], Kernel], rows: int, columns: int, row_of_a: int,
+            *arrays) -> tuple[Kernel, int]:
+    """The kernel for a product [rows, columns], and its number of blocks.
+
+    All rows in memory are as long as those of a, row_of_a, or those of the product.
+    """
+    if row_of_a % 4 or columns % 4 or not aligned(*arrays):
+        return kernels[64, False], _tiles(rows, columns, 64)
+    # A wave is one block on each multiprocessor. Those of small tiles are a quarter of the work,
+    # at four fifths of the speed, since they read 3 quads for 32 multiply-adds, not 4 for 64.
+    processors = cuda.current_context().device.MULTIPROCESSOR_COUNT
+    large, small = _tiles(rows, columns, 128), _tiles(rows, columns, 64)
+    if 5 * ceil_div(small, processors) < 16 * ceil_div(large, processors):
+        return kernels[64, True], small
+    return kernels[128, True], large
+
+
+def _tiles(rows: int, columns: int, tile: int) -> int:
+    return ceil_div(rows, tile) * ceil_div(columns, tile)
+
+
+def _make_linear(tile: int, transpose_w: bool, quads: bool) -> Kernel:
+    read, write = quad_access(quads)
+
+    @device_function
+    def finish(outputs, at, column, count, values):
+        """Bias and GELU on one quad; see `tile_product`."""
+        y, pre_gelu, bias, has_bias, has_gelu = outputs
+        if has_bias:
+            values = _sum4(values, read(bias, column, count))
+        if has_gelu:
+            write(pre_gelu, at, count, values)
+            values = (gelu_value(values[0]), gelu_value(values[1]),
+                      gelu_value(values[2]), gelu_value(values[3]))
+        write(y, at, count, values)
+
+    product = tile_product(tile, False, transpose_w, quads, finish)
+
+    @kernel(threads=2 * tile, min_blocks=THREADS_TOGETHER // (2 * tile),
+            name=_name("_linear_transposed" if transpose_w else "_linear", tile, quads))
+    def _linear(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
+                M: int32, N: int32, K: int32, has_bias: int32, has_gelu: int32):
+        product((y, pre_gelu, bias, has_bias, has_gelu), x, w, M, N, K)
+
+    return _linear
+
+
+def _make_add_product(tile: int, quads: bool) -> Kernel:
+    read, write = quad_access(quads)
+
+    @device_function
+    def finish(outputs, at, column, count, values):
+        """Add one quad to dw; see `tile_product`."""
+        (dw,) = outputs
+        write(dw, at, count, _sum4(read(dw, at, count), values))
+
+    product = tile_product(tile, True, False, quads, finish)
+
+    @kernel(threads=2 * tile, min_blocks=THREADS_TOGETHER // (2 * tile),
+            name=_name("_add_product", tile, quads))
+    def _add_product(dw: Floats, a: Floats, b: Floats, rows: int32, columns: int32, M: int32):
+        """dw [rows, columns] += aᵀ·b for a [M, rows] and b [M, columns]."""
+        product((dw,), a, b, rows, columns, M)
+
+    return _add_product
+
+
+@device_function
+def _sum4(a, b):
+    return a[0] + b[0], a[1] + b[1], a[2] + b[2], a[3] + b[3]
+
+
+def _name(form: str, tile: int, quads: bool) -> str:
+    return f"{form}_{tile}{'' if quads else '_odd'}"
+
+
+@kernel(threads=COLUMNS * SLICES)
+def _few_rows(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
+              M: int32, N: int32, K: int32, has_bias: int32, has_gelu: int32):
+    """8 columns of one row of y = x·w; a thread takes every 128th row of w [K, N]."""
+    partials = cuda.shared.array((COLUMNS, PADDED_WARPS), float32)
+    row, block = _row_and_block(M)
+    column = block * COLUMNS + cuda.threadIdx.x % COLUMNS
+    total = ZERO
+    if column < N:
+        total = _dot(x, int64(row) * K, w, column, N, cuda.threadIdx.x // COLUMNS, K, SLICES)
+    total = _sum_slices(total, partials)
+    column = block * COLUMNS + cuda.threadIdx.x // LANES
+    if cuda.threadIdx.x < COLUMNS * LANES and cuda.laneid == 0 and column < N:
+        _finish(y, pre_gelu, bias, int64(row) * N + column, column, total, has_bias, has_gelu)
+
+
+@kernel(threads=DOTS * LANES)
+def _few_rows_transposed(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
+                         M: int32, N: int32, K: int32, has_bias: int32, has_gelu: int32):
+    """8 columns of one row of y = x·wᵀ; a warp takes one row of w [N, K]."""
+    row, block = _row_and_block(M)
+    column = block * DOTS + cuda.threadIdx.x // LANES
+    if column < N:
+        total = warp_sum(_dot(x, int64(row) * K, w, int64(column) * K, 1, cuda.laneid, K, LANES))
+        if cuda.laneid == 0:
+            _finish(y, pre_gelu, bias, int64(row) * N + column, column, total, has_bias, has_gelu)
+
+
+@device_function
+def _row_and_block(M):
+    """The row of x and the block of columns; all rows of a block of columns run together."""
+    block = uint32(cuda.blockIdx.x)
+    return int32(block % uint32(M)), int32(block // uint32(M))
+
+
+@device_function
+def _dot(x, x_at, w, w_at, w_step, first, K, stride):
+    """The sum of x[k]·w[k] over k = first, first + stride, ...; four reads are under way."""
+    total = ZERO
+    for k in range(first, K, 4 * stride):
+        total += ((_term(x, x_at, w, w_at, w_step, k, K)
+                   + _term(x, x_at, w, w_at, w_step, k + stride, K))
+                  + (_term(x, x_at, w, w_at, w_step, k + 2 * stride, K)
+                     + _term(x, x_at, w, w_at, w_step, k + 3 * stride, K)))
+    return total
+
+
+@device_function
+def _term(x, x_at, w, w_at, w_step, k, K):
+    return x[x_at + k] * w[w_at + int64(k) * w_step] if k < K else ZERO
+
+
+@device_function
+def _sum_slices(total, partials):
+    """Sum over the threads of each column: that of column c in warp c, in a fixed order."""
+    total += cuda.shfl_xor_sync(ALL_LANES, total, 8)
+    total += cuda.shfl_xor_sync(ALL_LANES, total, 16)
+    warp, lane = cuda.threadIdx.x // LANES, cuda.laneid
+    if lane < COLUMNS:
+        partials[lane, warp] = total
+    cuda.syncthreads()
+    return warp_sum(partials[warp % COLUMNS, lane])
+
+
+@device_function
+def _finish(y, pre_gelu, bias, at, column, value, has_bias, has_gelu):
+    """Bias and GELU on one element."""
+    if has_bias:
+        value += bias[column]
+    if has_gelu:
+        pre_gelu[at] = value
+        value = gelu_value(value)
+    y[at] = value
+
+
+@kernel(threads=COLUMNS * SLICES)
+def _add_column_sums(dbias: Floats, dy: Floats, M: int32, N: int32):
+    """dbias [N] += the sums of 8 columns of dy [M, N]; a thread takes every 128th row."""
+    partials = cuda.shared.array((COLUMNS, PADDED_WARPS), float32)
+    first = cuda.blockIdx.x * COLUMNS
+    column = first + cuda.threadIdx.x % COLUMNS
+    total = ZERO
+    if column < N:
+        for m in range(cuda.threadIdx.x // COLUMNS, M, 4 * SLICES):  # four reads are under way
+            total += ((_element(dy, m, M, N, column) + _element(dy, m + SLICES, M, N, column))
+                      + (_element(dy, m + 2 * SLICES, M, N, column)
+                         + _element(dy, m + 3 * SLICES, M, N, column)))
+    total = _sum_slices(total, partials)
+    column = first + cuda.threadIdx.x // LANES
+    if cuda.threadIdx.x < COLUMNS * LANES and cuda.laneid == 0 and column < N:
+        dbias[column] += total
+
+
+@device_function
+def _element(dy, row, M, N, column):
+    return dy[int64(row) * N + column] if row < M else ZERO
+
+
+_linear = {
+    transpose_w: {(tile, quads): _make_linear(tile, transpose_w, quads)
+                  for tile, quads in TILES}
+    for transpose_w in (False, True)
+}
+_add_product = {(tile, quads): _make_add_product(tile, quads) for tile, quads in TILES}
