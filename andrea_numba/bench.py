@@ -44,7 +44,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     import numba
 
     from .device import choose
-    from .trainer import warm_up
 
     chosen = choose("auto")
     versions = " ".join(f"{p} {importlib.metadata.version(p)}" for p in ("numpy", "numba"))
@@ -56,19 +55,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in given.presets:
         config = TrainConfig()
         args.apply(config, PRESETS[name], name)
-        warm_up(chosen.ops, config.model)
-        table.writerow({"measurement": name, **measure(name, config, chosen.ops)})
+        with chosen.memory.queue():
+            table.writerow({"measurement": name, **measure(name, config, chosen)})
         sys.stdout.flush()
     return 0
 
 
-def measure(name: str, config: TrainConfig, ops) -> dict[str, str]:
+def measure(name: str, config: TrainConfig, chosen) -> dict[str, str]:
     """Train on random text; milliseconds a step, tokens a second, peak and planned memory."""
     import numpy as np
 
     from .data import Document, prepare
     from .metrics import peak_memory, resident_memory
     from .plan import memory
+    from .start import load_kernels
     from .trainer import Trainer
 
     config.run.batch_size, steps = SHAPES[name]
@@ -77,16 +77,23 @@ def measure(name: str, config: TrainConfig, ops) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as folder:
         dataset = prepare([text], "byte", 0.1, config.model.context, cache_dir=folder)
         config.model.vocab_size = config.model.vocab_size or dataset.tokenizer.vocab_size
+        load_kernels(chosen, config.model, config.run.batch_size)
         planned = sum(memory(config, resident_memory()).values())
-        trainer = Trainer(config, ops, dataset)
+        trainer = Trainer(config, chosen.ops, dataset, memory=chosen.memory)
         for _ in range(2):
             trainer.step()
-        seconds = [trainer.step().seconds for _ in range(steps)]
+        seconds = [_timed(trainer.step) for _ in range(steps)]
     median = statistics.median(seconds)
     return {"median_ms": f"{1000 * median:.1f}", "fastest_ms": f"{1000 * min(seconds):.1f}",
             "slowest_ms": f"{1000 * max(seconds):.1f}",
             "tokens_per_second": f"{trainer.tokens_per_step / median:.0f}",
             "peak_mib": f"{peak_memory() / 2**20:.0f}", "planned_mib": f"{planned / 2**20:.0f}"}
+
+
+def _timed(action) -> float:
+    started = time.perf_counter()
+    action()
+    return time.perf_counter() - started
 
 
 def interleaved() -> float:

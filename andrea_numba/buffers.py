@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import numpy as np
 
 from .config import ModelConfig
-from .parameters import ALIGNMENT, aligned_zeros
+from .memory import HOST
+from .parameters import ALIGNMENT
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class Buffers:
     """
 
     def __init__(self, model: ModelConfig, batch: int, length: int, training: bool,
-                 dtype=np.float32):
+                 dtype=np.float32, memory=HOST):
         self.model, self.training = model, training
         step = ALIGNMENT // np.dtype(dtype).itemsize
         self._offsets: dict[str, int] = {}
@@ -81,7 +82,7 @@ class Buffers:
         for buffer in plan(model, batch, length, training):
             self._offsets[buffer.name] = offset
             offset += math.ceil(buffer.size / step) * step
-        self._arena = aligned_zeros(offset, dtype)
+        self._arena = memory.empty(offset, dtype)
         self._views: dict[tuple[int, int], SimpleNamespace] = {}
 
     def views(self, batch: int, length: int) -> SimpleNamespace:

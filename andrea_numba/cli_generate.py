@@ -82,8 +82,8 @@ def _decoded(raw: bytes, source: str) -> str:
 def _generate(config: GenerateConfig, prompt: str) -> None:
     from . import checkpoint, device
     from .decoder import Decoder
-    from .generate import generate_text, prompt_ids
-    from .sampler import Sampling, sample_rng
+    from .generate import prompt_ids
+    from .start import load_kernels
 
     loaded = checkpoint.load(checkpoint.find(config.checkpoint))
     tokenizer = loaded.tokenizer
@@ -91,12 +91,21 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     chosen = device.choose(config.device)
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
-    decoder = Decoder(loaded.model, loaded.weights, chosen.ops, cache=config.cache)
-    if len(ids) > decoder.context:
-        say(f"the prompt has {len(ids)} tokens; the model sees the last {decoder.context}")
-    if config.max_tokens:
-        device.compile_notice()
-        _compile(decoder, int(ids[0]))
+    if len(ids) > loaded.model.context:
+        say(f"the prompt has {len(ids)} tokens; the model sees the last {loaded.model.context}")
+    with chosen.memory.queue():
+        if config.max_tokens:
+            load_kernels(chosen, loaded.model, batch=1, training=False)
+        weights = chosen.memory.put(loaded.weights)
+        decoder = Decoder(loaded.model, weights, chosen.ops, cache=config.cache,
+                          memory=chosen.memory)
+        _write_samples(config, prompt, decoder, tokenizer)
+
+
+def _write_samples(config: GenerateConfig, prompt: str, decoder, tokenizer) -> None:
+    from .generate import generate_text
+    from .sampler import Sampling, sample_rng
+
     sampling = Sampling(config.temperature, config.top_k, config.top_p,
                         config.repetition_penalty)
     total_tokens, total_seconds = 0, 0.0
@@ -129,13 +138,6 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     if total_tokens:
         say(f"{total_tokens} tokens in {total_seconds:.2f} s, "
             f"{total_tokens / total_seconds:,.0f} tokens/s")
-
-
-def _compile(decoder, token: int) -> None:
-    """Read a prompt and a token once, so that the clock counts no compilation."""
-    decoder.prefill([token] * min(2, decoder.context))
-    if decoder.length < decoder.context:
-        decoder.step(token)
 
 
 def _write(text: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -71,10 +70,17 @@ def _main(argv: Sequence[str] | None) -> int:
         print(args.to_toml(config), end="")
         return 0
     prepare_threads(config.run.threads)  # before anything imports NumPy
-    from . import device, plan
-    from .run import check_writable, free_folder
+    from . import device
 
     chosen = device.choose(config.run.device)
+    with chosen.memory.queue():
+        return _run(config, given, chosen)
+
+
+def _run(config: TrainConfig, given, chosen) -> int:
+    from . import plan
+    from .run import check_writable, free_folder
+
     resumed, folder = None, Path(config.run.out)
     if config.run.resume:
         resumed, folder, config = _open_run(config, given)
@@ -90,12 +96,12 @@ def _main(argv: Sequence[str] | None) -> int:
         folder = free_folder(corpus.name)
     if not given.plan:
         check_writable(folder)
-    plan.check_fits(config)
-    _load_kernels(chosen.ops, config.model)
+    plan.check_fits(config, chosen.memory)
+    _load_kernels(chosen, config)
     if given.plan:
-        print(plan.report(config, chosen.ops))
+        print(plan.report(config, chosen.ops, chosen.memory))
         return 0
-    return _train(config, chosen.ops, corpus, folder, resumed)
+    return _train(config, chosen, corpus, folder, resumed)
 
 
 def _open_run(config: TrainConfig, given):
@@ -145,31 +151,30 @@ def _open_data(config: TrainConfig, resumed):
     return corpus
 
 
-def _load_kernels(ops, model) -> None:
+def _load_kernels(chosen, config: TrainConfig) -> None:
     """Compile, or read from the cache, every kernel in use; says how long it took."""
     import numba
 
-    from .device import compile_notice
-    from .trainer import warm_up
+    from .start import load_kernels
 
-    compile_notice()
-    started = time.perf_counter()
-    warm_up(ops, model)
+    ready = f"kernels ready in {load_kernels(chosen, config.model, config.run.batch_size):.1f} s"
+    if chosen.name != "cpu":
+        say(ready)
+        return
     layer, threads = numba.threading_layer(), numba.get_num_threads()
-    say(f"kernels ready in {time.perf_counter() - started:.1f} s; "
-        f"{threads} thread{'s' * (threads > 1)} ({layer})")
+    say(f"{ready}; {threads} thread{'s' * (threads > 1)} ({layer})")
     if layer == "workqueue":
         say("warning: Numba found no OpenMP (libgomp) and no TBB; its own thread pool is slower")
 
 
-def _train(config: TrainConfig, ops, corpus, folder: Path, resumed) -> int:
+def _train(config: TrainConfig, chosen, corpus, folder: Path, resumed) -> int:
     from . import plot
     from .run import Run
     from .trainer import Trainer
 
     if config.log.plot and not plot.available():
         say(plot.HINT)
-    trainer = Trainer(config, ops, corpus.dataset, resumed)
+    trainer = Trainer(config, chosen.ops, corpus.dataset, resumed, chosen.memory)
     run, dataset = config.run, corpus.dataset
     if config.optimizer.warmup > run.steps / 2:
         say(f"the warm-up of {config.optimizer.warmup} steps takes more than half of the "

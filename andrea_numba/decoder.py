@@ -9,6 +9,7 @@ import numpy as np
 from . import model
 from .buffers import Buffers
 from .config import ModelConfig
+from .memory import HOST
 from .parameters import ParameterTable
 
 
@@ -19,20 +20,23 @@ class Decoder:
     once; without it a step runs the whole window again. The logits are the same up to rounding.
     """
 
-    def __init__(self, config: ModelConfig, weights: np.ndarray, ops, cache: bool = True,
-                 buffers: Buffers | None = None):
-        """`buffers` lends those of a trainer of the same model; default: its own."""
+    def __init__(self, config: ModelConfig, weights, ops, cache: bool = True,
+                 buffers: Buffers | None = None, memory=HOST):
+        """`weights` and `buffers` lie in `memory`; `buffers` lends those of a trainer of the same
+        model, by default the decoder has its own."""
         self.context = config.context
         self.length = 0
-        self._config, self._ops = config, ops
+        self._config, self._ops, self._memory = config, ops, memory
         self._p = ParameterTable(config).views(weights)
-        self._buffers = buffers or Buffers(config, 1, config.context, training=False)
+        self._buffers = buffers or Buffers(config, 1, config.context, False, memory=memory)
+        self._transfers = memory.transfers(config.context)
         self._ids = np.zeros((1, config.context), np.int32)
         self._cache = None
         if cache:
             shape = (1, config.n_head, config.context, config.head_dim)
-            self._cache = [SimpleNamespace(k=np.zeros(shape, np.float32),
-                                           v=np.zeros(shape, np.float32))
+            size = config.context * config.d_model
+            self._cache = [SimpleNamespace(k=memory.zeros(size).reshape(shape),
+                                           v=memory.zeros(size).reshape(shape))
                            for _ in range(config.n_layer)]
 
     def prefill(self, ids: np.ndarray) -> np.ndarray:
@@ -54,9 +58,9 @@ class Decoder:
         return self._logits(self._ids[:, self.length - 1:self.length], self.length - 1)
 
     def _logits(self, ids: np.ndarray, start: int) -> np.ndarray:
-        ids = np.ascontiguousarray(ids)
+        ids, = self._transfers.upload(np.ascontiguousarray(ids))
         a = self._buffers.views(*ids.shape)
         model.forward(self._ops, self._p, a, ids, start, self._cache)
         logits = a.logits[:1]
         model.head(self._ops, self._p, logits, a.ln_f[-1:])                         # [1, V]
-        return logits[0, :self._config.vocab_size]
+        return self._memory.get(logits)[0, :self._config.vocab_size]

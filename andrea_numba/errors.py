@@ -1,4 +1,4 @@
-"""The one exception a user is meant to see."""
+"""The exceptions that end a program with one line."""
 
 
 class UserError(Exception):
@@ -6,3 +6,7 @@ class UserError(Exception):
 
     The text says what was given, what was expected and what to do about it.
     """
+
+
+class WrongKernel(Exception):
+    """A kernel that computes something else than its oracle: one line on stderr, exit code 1."""

@@ -18,12 +18,16 @@ from .config import ModelConfig
 from .data import validation_windows
 
 
-@dataclass(frozen=True)
+@dataclass
 class Score:
     """Sum of -log p (nats) over `tokens` scored targets."""
 
-    nats: float
-    tokens: int
+    tokens: int = 0
+    nats: float = 0.0
+
+    def add(self, losses: np.ndarray) -> None:
+        """Count the losses [N] of some targets."""
+        self.nats += float(losses.sum(dtype=np.float64))
 
     @property
     def loss(self) -> float:
@@ -34,9 +38,9 @@ class Score:
 class Evaluator:
     """Runs the model over windows of `tokens` [n] with the training buffers, a batch at a time."""
 
-    def __init__(self, config: ModelConfig, ops, p, buffers, batch_size: int, tokens):
+    def __init__(self, config: ModelConfig, ops, p, buffers, transfers, batch_size: int, tokens):
         self._config, self._ops, self._p, self._buffers = config, ops, p, buffers
-        self._batch_size, self._tokens = batch_size, tokens
+        self._transfers, self._batch_size, self._tokens = transfers, batch_size, tokens
 
     def score(self, max_tokens: int = 0) -> Score:
         """Every target once in windows that do not overlap; about `max_tokens` of them if given."""
@@ -59,19 +63,21 @@ class Evaluator:
         return self._total(((start, length) for start in starts), first=length - stride)
 
     def _total(self, windows: Iterable[tuple[int, int]], first: int) -> Score:
-        nats, tokens = 0.0, 0
+        score = Score()
         for batch in self._batches(windows):
             length = batch[0][1]
             ids = np.stack([self._tokens[s:s + length] for s, _ in batch]).astype(np.int32)
             targets = np.stack([self._tokens[s + 1:s + 1 + length] for s, _ in batch])
             targets = targets.astype(np.int32)
             targets[:, :first] = -1
+            score.tokens += targets.size - first * len(batch)
+            ids, targets = self._transfers.upload(ids, targets)
             a = self._buffers.views(*ids.shape)
             model.losses(self._ops, self._p, a, ids, targets.reshape(-1),
                          self._config.vocab_size)
-            nats += float(a.losses.sum(dtype=np.float64))
-            tokens += targets.size - first * len(batch)
-        return Score(nats, tokens)
+            self._transfers.download(a.losses, score.add)
+        self._transfers.finish()
+        return score
 
     def _batches(self, windows: Iterable[tuple[int, int]]) -> Iterator[list[tuple[int, int]]]:
         """Runs of windows of equal length, at most `batch_size` long."""

@@ -35,11 +35,11 @@ class Console:
         else:
             say(text)
 
-    def step(self, text: str, log: bool) -> None:
-        """After every step: move the bar; `log` steps leave a line."""
+    def step(self, text: str = "") -> None:
+        """After every step: move the bar, and leave a line if there is one."""
         if self._bar is not None:
             self._bar.update()
-        if log:
+        if text:
             self.line(text)
 
     def close(self) -> None:

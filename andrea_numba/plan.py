@@ -11,7 +11,8 @@ from . import model
 from .buffers import Buffers, plan
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .errors import UserError
-from .metrics import available_memory, byte_size, duration, flops_per_token, resident_memory
+from .memory import HOST
+from .metrics import byte_size, duration, flops_per_token
 from .optimizer import Optimizer
 from .parameters import ParameterTable
 
@@ -27,13 +28,13 @@ def memory(config: TrainConfig, baseline: int) -> dict[str, int]:
         groups[buffer.group] = groups.get(buffer.group, 0) + 4 * buffer.size
     cache = 2 * config.model.n_layer * config.model.context * config.model.d_model
     groups["key-value cache of samples"] = 4 * cache
-    groups["runtime (Python, NumPy, Numba, compiled kernels)"] = baseline
+    groups["in use before (runtime, compiled kernels)"] = baseline
     return groups
 
 
-def check_fits(config: TrainConfig) -> None:
+def check_fits(config: TrainConfig, place=HOST) -> None:
     """Raise UserError when the plan exceeds the free memory, naming the batch that would fit."""
-    free = available_memory()
+    free = place.free_bytes()
     needed = sum(memory(config, 0).values())
     if not free or needed <= free:
         return
@@ -44,18 +45,18 @@ def check_fits(config: TrainConfig) -> None:
     fits = 1 + (free - one) // per_sequence
     remedy = (f"--batch-size {fits} would fit (--grad-accum makes up for a smaller batch)"
               if fits >= 1 else "lower --context, --n-layer, --d-model or --vocab-size")
-    raise UserError(f"this run needs {byte_size(needed)} of memory and {byte_size(free)} are "
-                    f"free; {remedy}")
+    raise UserError(f"this run needs {byte_size(needed)} of {place.kind} and {byte_size(free)} "
+                    f"are free; {remedy}")
 
 
-def report(config: TrainConfig, ops) -> str:
+def report(config: TrainConfig, ops, place=HOST) -> str:
     """The plan as text: parameters counted both ways, bytes, FLOPs, and time from a short probe."""
     m, run = config.model, config.run
     table = ParameterTable(m)
-    baseline = resident_memory()
+    baseline = place.held_bytes()
     tokens = run.batch_size * run.grad_accum * m.context
     flops = flops_per_token(m, m.context) * tokens
-    step_seconds = probe(config, ops)
+    step_seconds = probe(config, ops, place)
     counted = (f" ({table.count_untied:,} when the tied table is counted once per use)"
                if m.tied else "")
     groups = memory(config, baseline)
@@ -63,7 +64,7 @@ def report(config: TrainConfig, ops) -> str:
         f"model        {m.n_layer} blocks, d_model {m.d_model}, {m.n_head} heads of {m.head_dim}, "
         f"context {m.context}, vocabulary {m.vocab_size} (padded to {m.padded_vocab_size})",
         f"parameters   {table.count:,} unique{counted}",
-        "memory",
+        place.kind,
         *(f"  {byte_size(size):>12}  {group}" for group, size in groups.items()),
         f"  {byte_size(sum(groups.values())):>12}  peak",
         f"step         {tokens:,} tokens, {flops / 1e9:,.1f} GFLOP",
@@ -74,31 +75,35 @@ def report(config: TrainConfig, ops) -> str:
     return "\n".join(lines)
 
 
-def probe(config: TrainConfig, ops) -> float:
+def probe(config: TrainConfig, ops, place=HOST) -> float:
     """Estimated seconds of one step, from real steps of the same model with one and two blocks."""
     m, run = config.model, config.run
     sequences = min(run.batch_size, max(1, PROBE_ROWS // m.context))
-    one = _time_step(dataclasses.replace(m, n_layer=1), sequences, ops)
-    two = _time_step(dataclasses.replace(m, n_layer=2), sequences, ops)
+    one = _time_step(dataclasses.replace(m, n_layer=1), sequences, ops, place)
+    two = _time_step(dataclasses.replace(m, n_layer=2), sequences, ops, place)
     passes, update = (a + (m.n_layer - 1) * max(b - a, 0.0)
                       for a, b in zip(one, two, strict=True))
     return passes * run.batch_size * run.grad_accum / sequences + update
 
 
-def _time_step(m: ModelConfig, sequences: int, ops) -> tuple[float, float]:
+def _time_step(m: ModelConfig, sequences: int, ops, place) -> tuple[float, float]:
     """Seconds of forward and backward over some sequences, and of clearing and updating."""
     table = ParameterTable(m)
-    weights, grads = table.zeros(), table.zeros()
+    weights, grads = place.zeros(table.size), place.zeros(table.size)
     p, g = table.views(weights), table.views(grads)
-    optimizer = Optimizer(ops, table, OptimizerConfig())
-    a = Buffers(m, sequences, m.context, training=True).views(sequences, m.context)
-    ids = np.zeros((sequences, m.context), np.int32)
+    optimizer = Optimizer(ops, table, OptimizerConfig(), place)
+    a = Buffers(m, sequences, m.context, True, memory=place).views(sequences, m.context)
+    ids = place.put(np.zeros((sequences, m.context), np.int32))
     passes, updates = [], []
     for _ in range(3):  # the first touches the memory; the fastest counts
+        place.wait()
         started = time.perf_counter()
         model.forward_backward(ops, p, g, a, ids, ids.reshape(-1), m.vocab_size, 1.0 / ids.size)
+        place.wait()
         passes.append(time.perf_counter() - started)
-        optimizer.update(weights, grads, 0.0, optimizer.gradient_norm(grads))
-        grads.fill(0.0)
+        optimizer.gradient_norm(grads)
+        optimizer.update(weights, grads, 0.0)
+        place.clear(grads)
+        place.wait()
         updates.append(time.perf_counter() - started - passes[-1])
     return min(passes), min(updates)

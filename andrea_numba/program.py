@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable
 
-from .errors import UserError
+from .errors import UserError, WrongKernel
 
 MAX_LINE = 2000  # of an error, whatever text a file put into it
 
@@ -32,6 +32,9 @@ def run_program(name: str, action: Callable[[], int]) -> int:
         text = str(error).replace("\n", "\\n")
         say(f"{name}: error: {text[:MAX_LINE]}")
         return 2
+    except WrongKernel as error:
+        say(f"{name}: error: {error}")
+        return 1
     except MemoryError as error:
         say(f"{name}: error: not enough memory ({error}); a smaller model or --batch-size may fit")
         return 2

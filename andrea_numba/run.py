@@ -61,8 +61,7 @@ class Run:
         self._resumed = resumed
         self._console = Console()
         self._saved_step = resumed.step if resumed else -1
-        self._interval = (trainer.step_count, 0.0)  # steps and seconds since the last log line
-        self._seconds = 0.0  # in steps, since this program started
+        self._logged = (trainer.step_count, trainer.seconds)  # at the last log line
 
     def train(self) -> int:
         """Run to the last step; returns the program's exit code."""
@@ -78,7 +77,8 @@ class Run:
             # What is not finite is looked for, and said, by the trainer itself.
             with StopRequest() as stop, np.errstate(over="ignore", invalid="ignore"):
                 while trainer.step_count < steps and not stop.signal:
-                    self._after_step(trainer.step())
+                    trainer.advance()
+                    self._after_step()
                 self.save()
             if trainer.step_count < steps:
                 self._say(f"interrupted after step {trainer.step_count}; go on with: "
@@ -103,38 +103,37 @@ class Run:
     def _say(self, text: str) -> None:
         self._console.line(text)
 
-    def _after_step(self, result: StepResult) -> None:
-        config, step = self.config, result.step
-        self._seconds += result.seconds
-        if step == 1:
-            expected = expected_first_loss(config.model)
-            self._say(f"first loss {result.loss:.3f}; {expected:.3f} is expected of a fresh model")
+    def _after_step(self) -> None:
+        config, step = self.config, self.trainer.step_count
         last = step == config.run.steps
-        self._log_step(result, last)
+        if last or step == 1 or step % config.log.log_every == 0:
+            # The only place where training waits for a GPU's figures.
+            self._log_step(self.trainer.wait())
+        else:
+            self._console.step()
         for every, action in ((config.eval.eval_every, self._evaluate),
                               (config.eval.sample_every, self._sample),
                               (config.run.save_every, self.save)):
             if every and step % every == 0 and not last:
                 action()
 
-    def _log_step(self, result: StepResult, last: bool) -> None:
-        steps, config = self.config.run.steps, self.config
-        is_logged = last or result.step == 1 or result.step % config.log.log_every == 0
-        first, seconds = self._interval
-        seconds += result.seconds
-        count = result.step - first
-        step_seconds = seconds / count
+    def _log_step(self, result: StepResult) -> None:
+        steps = self.config.run.steps
+        if result.step == 1:
+            expected = expected_first_loss(self.config.model)
+            self._say(f"first loss {result.loss:.3f}; {expected:.3f} is expected of a fresh model")
+        first, seconds = self._logged
+        step_seconds = (self.trainer.seconds - seconds) / (result.step - first)
+        self._logged = (result.step, self.trainer.seconds)
         rate = self.trainer.tokens_per_step / step_seconds
         average = self.trainer.average.value
         self._console.step(
             f"step {result.step}/{steps} {100 * result.step / steps:.1f}%  "
             f"loss {result.loss:.4f} (average {average:.4f})  norm {result.grad_norm:.2f}  "
             f"lr {result.lr:.2e}  {1000 * step_seconds:.0f} ms  {rate:,.0f} tok/s  "
-            f"ETA {duration((steps - result.step) * step_seconds)}", is_logged)
-        self._interval = (result.step, 0.0) if is_logged else (first, seconds)
-        if is_logged:
-            self._log.write("run.loss", result.step, loss=result.loss, loss_average=average,
-                            grad_norm=result.grad_norm, lr=result.lr, tokens_per_second=rate)
+            f"ETA {duration((steps - result.step) * step_seconds)}")
+        self._log.write("run.loss", result.step, loss=result.loss, loss_average=average,
+                        grad_norm=result.grad_norm, lr=result.lr, tokens_per_second=rate)
 
     def _evaluate(self, whole: bool = False) -> None:
         """Score the validation text, or its first part; says and logs the result."""
@@ -188,10 +187,11 @@ class Run:
     def _finish(self) -> None:
         self._evaluate(whole=True)
         self._sample()
-        self._say(f"done: {self.trainer.step_count} steps, {duration(self._seconds)} in steps, "
+        trainer, (_, seconds) = self.trainer, self._logged  # the last step was logged
+        self._say(f"done: {trainer.step_count} steps, {duration(seconds)} in steps, "
                   f"peak memory {byte_size(peak_memory())}; log and checkpoint in {self.folder}")
-        self._log.write("run.end", self.trainer.step_count, reason="finished",
-                        seconds=self._seconds, peak_memory=peak_memory())
+        self._log.write("run.end", trainer.step_count, reason="finished", seconds=seconds,
+                        peak_memory=peak_memory())
 
 
 def check_writable(folder: Path) -> None:

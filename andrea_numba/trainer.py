@@ -18,14 +18,15 @@ from .checkpoint import Checkpoint
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .data import Dataset, Loader
 from .decoder import Decoder
-from .evaluate import Evaluator
+from .evaluate import Evaluator, Score
 from .initialize import initialize
+from .memory import HOST
 from .metrics import Average
 from .optimizer import Optimizer
 from .parameters import ParameterTable
 from .schedule import learning_rate
 
-Batch = tuple[np.ndarray, np.ndarray]  # ids and targets, each int32 [B, T]
+Batch = tuple[np.ndarray, np.ndarray]  # ids and targets, each int32 [B, T], on the host
 
 
 class Diverged(Exception):
@@ -40,36 +41,44 @@ class StepResult:
     loss: float
     grad_norm: float
     lr: float
-    seconds: float
 
 
 class Trainer:
     """Weights, gradients, moments, buffers and data position of one run.
 
-    `step_count` is the number of updates made. Everything that grows with the model or the
-    batch is allocated here, before the first step.
+    `step_count` is the number of updates asked for, `last` the newest one whose figures are known:
+    a GPU may be a few updates behind. Everything that grows with the model or the batch is
+    allocated here, before the first step.
     """
 
     def __init__(self, config: TrainConfig, ops, dataset: Dataset,
-                 resumed: Checkpoint | None = None):
+                 resumed: Checkpoint | None = None, memory=HOST):
         run = config.run
-        self.config, self.ops, self.dataset = config, ops, dataset
+        self.config, self.ops, self.dataset, self.memory = config, ops, dataset, memory
         self.table = ParameterTable(config.model)
         if resumed is None:
-            self.weights = self.table.zeros()
-            initialize(self.table, self.weights, generator(run.seed, "init"))
+            weights = self.table.zeros()
+            initialize(self.table, weights, generator(run.seed, "init"))
         else:
-            self.weights = resumed.weights
-        self.grads = self.table.zeros()
+            weights = resumed.weights
+        self.weights = memory.put(weights)
+        self.grads = memory.zeros(self.table.size)
         self.p = self.table.views(self.weights)
         self.g = self.table.views(self.grads)
-        self.buffers = Buffers(config.model, run.batch_size, config.model.context, training=True)
-        self.optimizer = Optimizer(ops, self.table, config.optimizer)
+        self.buffers = Buffers(config.model, run.batch_size, config.model.context, training=True,
+                               memory=memory)
+        self.optimizer = Optimizer(ops, self.table, config.optimizer, memory)
         self.loader = Loader(dataset.train, run.batch_size, config.model.context, run.seed)
         self.average = Average()
+        self.last: StepResult | None = None
+        self.seconds = 0.0  # spent in steps
+        self._transfers = memory.transfers(run.batch_size * config.model.context)
+        self._decoder = Decoder(config.model, self.weights, ops, buffers=self.buffers,
+                                memory=memory)
         self._one_batch: list[Batch] | None = None
         if resumed is not None:
-            self.optimizer.m, self.optimizer.v = checkpoint.read_moments(resumed.path, self.table)
+            self.optimizer.m, self.optimizer.v = map(
+                memory.put, checkpoint.read_moments(resumed.path, self.table))
             self.optimizer.step = resumed.step
             if not run.overfit_one_batch:
                 self.loader.load_state(resumed.state["loader"])
@@ -91,45 +100,69 @@ class Trainer:
 
     def save(self, run: Path, run_id: str) -> Path:
         """Write a checkpoint of the current step into the folder of a run; returns its path."""
+        self.wait()  # the average is part of the state
+        weights, m, v = map(self.memory.get, (self.weights, self.optimizer.m, self.optimizer.v))
         return checkpoint.save(run, self.step_count, self.config, self.dataset.tokenizer,
-                               self.table, self.weights, self.optimizer.m, self.optimizer.v,
-                               {**self.state(), "run_id": run_id})
+                               self.table, weights, m, v, {**self.state(), "run_id": run_id})
 
-    def gradients(self, batches: Sequence[Batch]) -> float:
+    def gradients(self, batches: Sequence[Batch]) -> Score:
         """Fill `grads` with the gradient of the mean loss over all targets of `batches`.
 
         However the sequences are split into batches, mean and gradient are over all their
-        targets. Returns the mean loss.
+        targets. The mean loss is the score's, once the losses have arrived.
         """
-        self.grads.fill(0.0)
-        tokens = sum(int(np.count_nonzero(targets >= 0)) for _, targets in batches)
-        nats = 0.0
-        for ids, targets in batches:
+        self.memory.clear(self.grads)
+        score = Score(tokens=sum(int(np.count_nonzero(targets >= 0)) for _, targets in batches))
+        for batch in batches:
+            ids, targets = self._transfers.upload(*batch)
             a = self.buffers.views(*ids.shape)
             model.forward_backward(self.ops, self.p, self.g, a, ids, targets.reshape(-1),
-                                   self.config.model.vocab_size, 1.0 / tokens)
-            nats += float(a.losses.sum(dtype=np.float64))
-        return nats / tokens
+                                   self.config.model.vocab_size, 1.0 / score.tokens)
+            self._transfers.download(a.losses, score.add)
+        return score
 
-    def step(self) -> StepResult:
-        """One optimizer update. Raises Diverged, weights and moments untouched, when loss or
-        gradient norm is not finite."""
+    def advance(self) -> None:
+        """Ask for one optimizer update; its figures are there at once on the CPU, and by `wait`.
+
+        Raises Diverged as soon as a loss or gradient norm is known not to be finite. On the CPU
+        weights and moments are untouched then. On a GPU that update changed nothing if its norm
+        was not finite, but later ones may have been made.
+        """
         started = time.perf_counter()
         lr = learning_rate(self.step_count, self.config.run.steps, self.config.optimizer)
-        loss = self.gradients(self._next_batches())
-        grad_norm = self.optimizer.gradient_norm(self.grads)
-        if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-            raise Diverged(f"step {self.step_count + 1}: loss {loss:g}, gradient norm "
-                           f"{grad_norm:g}, learning rate {lr:.3g}")
-        self.optimizer.update(self.weights, self.grads, lr, grad_norm)
-        self.average.add(loss)
-        return StepResult(self.step_count, loss, grad_norm, lr, time.perf_counter() - started)
+        score = self.gradients(self._next_batches())
+        norm = self.optimizer.gradient_norm(self.grads)
+        step = self.step_count + 1
+        self._transfers.download(
+            norm, lambda norm: self._record(StepResult(step, score.loss, float(norm[0]), lr)))
+        self.optimizer.update(self.weights, self.grads, lr)
+        self.seconds += time.perf_counter() - started
+
+    def wait(self) -> StepResult | None:
+        """The figures of the newest update; raises Diverged like `advance`."""
+        started = time.perf_counter()
+        self._transfers.finish()
+        self.seconds += time.perf_counter() - started
+        return self.last
+
+    def step(self) -> StepResult:
+        """One update, finished."""
+        self.advance()
+        return self.wait()
+
+    def _record(self, result: StepResult) -> None:
+        if not (math.isfinite(result.loss) and math.isfinite(result.grad_norm)):
+            raise Diverged(f"step {result.step}: loss {result.loss:g}, gradient norm "
+                           f"{result.grad_norm:g}, learning rate {result.lr:.3g}")
+        self.average.add(result.loss)
+        self.last = result
 
     def check_finite(self) -> None:
         """Raise Diverged when a weight or a moment is not finite."""
         for name, array in (("weight", self.weights), ("first moment", self.optimizer.m),
                             ("second moment", self.optimizer.v)):
-            if not math.isfinite(self.optimizer.gradient_norm(array)):
+            norm = self.memory.get(self.optimizer.gradient_norm(array))
+            if not math.isfinite(norm[0]):
                 raise Diverged(f"step {self.step_count}: a {name} is not finite")
 
     def _next_batches(self) -> list[Batch]:
@@ -142,12 +175,14 @@ class Trainer:
 
     def evaluator(self) -> Evaluator:
         """Scores the validation text with the current weights and the training buffers."""
-        return Evaluator(self.config.model, self.ops, self.p, self.buffers,
+        self.wait()
+        return Evaluator(self.config.model, self.ops, self.p, self.buffers, self._transfers,
                          self.config.run.batch_size, self.dataset.val)
 
     def decoder(self) -> Decoder:
         """Generates with the current weights; shares the training buffers."""
-        return Decoder(self.config.model, self.weights, self.ops, buffers=self.buffers)
+        self.wait()
+        return self._decoder
 
 
 def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
@@ -156,19 +191,31 @@ def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, key, *counters])))
 
 
-def warm_up(ops, config: ModelConfig) -> None:
-    """Make one tiny step and one decoded token, so that every kernel in use is compiled."""
-    tiny = dataclasses.replace(config, d_model=4, n_head=2, n_layer=1, context=4, vocab_size=5)
-    table = ParameterTable(tiny)
-    weights, grads = table.zeros(), table.zeros()
-    p, g = table.views(weights), table.views(grads)
-    buffers = Buffers(tiny, 1, 4, training=True)
-    ids = np.zeros((1, 4), np.int32)
-    a = buffers.views(1, 4)
-    model.forward_backward(ops, p, g, a, ids, ids.reshape(-1), tiny.vocab_size, 1.0)
-    model.losses(ops, p, a, ids, ids.reshape(-1), tiny.vocab_size)
-    optimizer = Optimizer(ops, table, OptimizerConfig())
-    optimizer.update(weights, grads, 0.0, optimizer.gradient_norm(grads))
-    decoder = Decoder(tiny, weights, ops, buffers=buffers)
-    decoder.prefill(ids[0, :2])
-    decoder.step(0)
+def warm_up(ops, config: ModelConfig, memory=HOST, batch: int = 1, training: bool = True) -> None:
+    """Make one step of a random model and decode one token (only that without `training`), so
+    that every kernel in use is compiled, and its scratch memory allocated for this size."""
+    rng = generator(0, "warm-up")
+    table = ParameterTable(config)
+    weights = memory.put(np.float32(0.1) * rng.standard_normal(table.size, dtype=np.float32))
+    buffers = Buffers(config, batch, config.context, training, memory=memory)
+    ids = rng.integers(0, config.vocab_size, (batch, config.context), dtype=np.int32)
+    if training:
+        p, grads = table.views(weights), memory.zeros(table.size)
+        a = buffers.views(*ids.shape)
+        device_ids, targets = memory.transfers(ids.size).upload(ids, ids.reshape(-1))
+        model.losses(ops, p, a, device_ids, targets, config.vocab_size)
+        model.forward_backward(ops, p, table.views(grads), a, device_ids, targets,
+                               config.vocab_size, 1.0 / ids.size)
+        optimizer = Optimizer(ops, table, OptimizerConfig(), memory)
+        optimizer.gradient_norm(grads)
+        optimizer.update(weights, grads, lr=0.1)
+    decoder = Decoder(config, weights, ops, buffers=buffers, memory=memory)
+    decoder.prefill(ids[0, :max(1, config.context - 1)])
+    if decoder.length < config.context:
+        decoder.step(0)
+    memory.wait()
+
+
+def tiny(config: ModelConfig) -> ModelConfig:
+    """A model with the same switches that takes no time, where compiled code fits all sizes."""
+    return dataclasses.replace(config, d_model=4, n_head=2, n_layer=1, context=4, vocab_size=5)

@@ -191,7 +191,8 @@ def _block_gradient_norms(ops, steps=10):
         model.forward_backward(ops, p, g, a, ids, targets, 65, 1 / targets.size)
         norms = [math.sqrt(sum(float((v.astype(np.float64) ** 2).sum())
                                for v in vars(g.blocks[layer]).values())) for layer in (0, -1)]
-        optimizer.update(weights, grads, 1e-3, optimizer.gradient_norm(grads))
+        optimizer.gradient_norm(grads)
+        optimizer.update(weights, grads, 1e-3)
     return norms
 
 

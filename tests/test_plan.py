@@ -8,6 +8,7 @@ from andrea_numba.buffers import Buffers
 from andrea_numba.buffers import plan as buffer_plan
 from andrea_numba.config import PRESETS, ModelConfig
 from andrea_numba.errors import UserError
+from andrea_numba.memory import HOST
 from andrea_numba.parameters import ALIGNMENT, ParameterTable
 
 
@@ -56,15 +57,15 @@ def test_what_does_not_fit_is_refused_with_the_batch_that_would(monkeypatch):
     config = config_with_vocabulary()
     config.run.batch_size = 100
     needed = sum(plan.memory(config, 0).values())
-    monkeypatch.setattr(plan, "available_memory", lambda: needed)
+    monkeypatch.setattr(HOST, "free_bytes", lambda: needed)
     plan.check_fits(config)
-    monkeypatch.setattr(plan, "available_memory", lambda: needed - 1)
+    monkeypatch.setattr(HOST, "free_bytes", lambda: needed - 1)
     with pytest.raises(UserError, match="--batch-size 99 would fit"):
         plan.check_fits(config)
-    monkeypatch.setattr(plan, "available_memory", lambda: 1000)
+    monkeypatch.setattr(HOST, "free_bytes", lambda: 1000)
     with pytest.raises(UserError, match="lower --context"):
         plan.check_fits(config)
-    monkeypatch.setattr(plan, "available_memory", lambda: 0)  # the system does not say
+    monkeypatch.setattr(HOST, "free_bytes", lambda: 0)  # the system does not say
     plan.check_fits(config)
 
 

@@ -1,0 +1,79 @@
+"""Where arrays live: host memory here, a GPU's in `device_memory.py`.
+
+Parameters, buffers, optimizer, trainer, evaluator and decoder get a memory and do not know which
+one it is. Both offer
+
+    empty(size, dtype), zeros(size, dtype)   a flat array; its slices and reshapes are views
+    put(array), get(array)     a host array brought here; an array from here as a host array
+    clear(array)               set to zero
+    transfers(size)            ids in and losses out, without stopping the work
+    wait()                     until all that was asked for is done
+    queue()                    context manager: kernels run in this memory's order
+    free_bytes(), held_bytes() what can still be allocated, and what is taken already; 0 where the
+                               system does not say
+    kind                       what messages call it
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import numpy as np
+
+from .metrics import available_memory, resident_memory
+from .parameters import aligned_zeros
+
+
+class HostMemory:
+    """NumPy arrays: nothing has to move, and everything asked for is done at once."""
+
+    kind = "memory"
+
+    def empty(self, size: int, dtype=np.float32) -> np.ndarray:
+        return aligned_zeros(size, dtype)
+
+    def zeros(self, size: int, dtype=np.float32) -> np.ndarray:
+        return aligned_zeros(size, dtype)
+
+    def put(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def get(self, array: np.ndarray) -> np.ndarray:
+        return array
+
+    def clear(self, array: np.ndarray) -> None:
+        array.fill(0)
+
+    def transfers(self, size: int) -> HostTransfers:
+        return HostTransfers()
+
+    def wait(self) -> None:
+        pass
+
+    def queue(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()
+
+    def free_bytes(self) -> int:
+        return available_memory()
+
+    def held_bytes(self) -> int:
+        return resident_memory()
+
+
+class HostTransfers:
+    """Traffic of at most `size` elements at a time that arrives as soon as it is sent."""
+
+    def upload(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
+        """The int32 arrays where kernels can read them, until the next upload."""
+        return arrays
+
+    def download(self, array: np.ndarray, receive: Callable[[np.ndarray], None]) -> None:
+        """Call `receive` with the values that `array` has at this point of the work."""
+        receive(array)
+
+    def finish(self) -> None:
+        """Wait until every download was received."""
+
+
+HOST = HostMemory()

@@ -1,0 +1,130 @@
+"""Which device is chosen, and the one line that says why; none of it needs a GPU."""
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from helpers import ROOT, refused, run_program
+
+from andrea_numba import device
+from andrea_numba.errors import UserError
+from andrea_numba.memory import HOST
+
+NEW = device.Gpu("GPU", (9, 0), (13, 0))
+
+
+@pytest.fixture
+def problem(monkeypatch):
+    """`cuda_problem()` on a machine that differs in one point from one where CUDA works."""
+    numba_cuda = pytest.importorskip("kernels.common.cuda").cuda
+
+    def ask(gpu=NEW, toolkit=(13, 5), nvvm=True, version=""):
+        def found():
+            if isinstance(gpu, Exception):
+                raise gpu
+            return gpu
+
+        monkeypatch.setattr(device, "gpu", found)
+        monkeypatch.setattr(numba_cuda.runtime, "get_version", lambda: toolkit)
+        monkeypatch.setattr(numba_cuda.cudadrv.nvvm, "is_available", lambda: nvvm)
+        monkeypatch.setattr(Path, "read_text", lambda path, **options: version)
+        answer = device.cuda_problem()
+        assert "\n" not in answer
+        return answer
+
+    return ask
+
+
+def test_nothing_is_wrong_where_everything_is_there(problem):
+    assert problem() == ""
+    assert problem(device.Gpu("A100", (8, 0), (13, 0)), toolkit=(12, 9)) == ""
+
+
+def test_a_gpu_that_is_too_old(problem):
+    assert "RTX 2080 has compute capability 7.5; 8.0 is the oldest" in problem(
+        device.Gpu("RTX 2080", (7, 5), (13, 0)))
+
+
+@pytest.mark.parametrize(("driver", "extra"), [((13, 0), "cu13"), ((12, 4), "cu12")])
+def test_a_missing_compiler_names_the_extra_for_the_driver(problem, driver, extra):
+    answer = problem(device.Gpu("GPU", (9, 0), driver), nvvm=False)
+    assert "NVVM" in answer and answer.endswith(f"pip install '.[{extra}]'")
+
+
+def test_a_driver_older_than_the_toolkit_names_both_versions(problem):
+    answer = problem(device.Gpu("GPU", (9, 0), (12, 4)))
+    assert "CUDA 12.4" in answer and "CUDA 13.5" in answer and "'.[cu12]'" in answer
+
+
+@pytest.mark.parametrize(("error", "words"), [
+    ("Error at driver init: \n\nCUDA driver library cannot be found.\n", "no NVIDIA driver"),
+    ("Call to cuInit results in CUDA_ERROR_NO_DEVICE", "finds no GPU"),
+    ("libNVVM cannot be found", "(NVVM) is not installed: pip install '.[cu13]'"),
+    ("No libnvJitLink.so found", "(nvJitLink) is not installed: pip install '.[cu13]'"),
+    ("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "driver is older"),
+    ("something\nnew", "CUDA does not work: something new"),
+])
+def test_errors_of_cuda_become_one_line(problem, error, words):
+    assert words in problem(RuntimeError(error))
+
+
+def test_wsl_gets_its_hint(problem):
+    error = RuntimeError("Call to cuInit results in CUDA_ERROR_NO_DEVICE (100)")
+    assert "WSL" in problem(error, version="Linux version 5.15 (Microsoft@Microsoft.com)")
+    assert "WSL" not in problem(error, version="Linux version 6.1")
+
+
+def test_without_numba_cuda_the_built_in_target_does_not_count(monkeypatch):
+    monkeypatch.setattr(device.importlib.util, "find_spec", lambda name: None)
+    assert device.cuda_problem() == "numba-cuda not installed: pip install '.[cu13]'"
+
+
+def test_the_choice(monkeypatch):
+    monkeypatch.setattr(device, "cuda_problem", lambda: "the reason")
+    assert device.choose("auto").line == "device: cpu (the reason)"
+    assert device.choose("auto").memory is HOST
+    with pytest.raises(UserError, match="--device cuda: the reason; use --device cpu"):
+        device.choose("cuda")
+    monkeypatch.setattr(device, "cuda_problem", lambda: pytest.fail("CUDA was touched"))
+    assert device.choose("cpu").line == "device: cpu"
+
+
+def test_errors_of_a_start_are_explained_or_left_alone():
+    with pytest.raises(UserError, match=r"older than the installed CUDA toolkit.*--device cpu"), \
+            device.explained():
+        raise RuntimeError("ptxas: PTX was compiled with an unsupported toolchain")
+    with pytest.raises(ZeroDivisionError), device.explained():
+        raise ZeroDivisionError
+
+
+@pytest.mark.parametrize("program", ["andrea-train", "andrea-generate"])
+def test_cpu_and_help_never_import_cuda(text, program):
+    (text / "sitecustomize.py").write_text(
+        "import sys\n"
+        "class Refuse:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.startswith(('numba.cuda', 'numba_cuda', 'cuda')):\n"
+        "            raise SystemExit(f'{name} is imported')\n"
+        "sys.meta_path.insert(0, Refuse())\n")
+    arguments = ["--help"] if program == "andrea-generate" else [
+        "t.txt", "--device", "cpu", "--steps", 1, "--d-model", 8, "--n-head", 1, "--n-layer", 1,
+        "--context", 8, "--sample-tokens", 4, "--threads", 1]
+    result = run_program(program, *arguments, cwd=text, env={"PYTHONPATH": str(text)})
+    assert result.returncode == 0, result.stderr
+    assert "CUDA" not in result.stderr and "driver" not in result.stderr
+
+
+def test_cuda_without_a_gpu_fails_soon_and_leaves_nothing(text):
+    no_gpu = "import vgpu.presence; print(vgpu.presence.real_gpu())"
+    found = subprocess.run([sys.executable, "-c", no_gpu], cwd=ROOT / "tests", text=True,
+                           capture_output=True).stdout
+    if found == "True\n":
+        pytest.skip("this machine has a GPU")
+    started = time.perf_counter()
+    result = run_program("andrea-train", "t.txt", "--device", "cuda", "--steps", 2, cwd=text)
+    refused(result, "--device cuda", "--device cpu")
+    assert not (text / "runs").exists()
+    if "driver" in result.stderr:  # numba-cuda was imported and asked
+        assert time.perf_counter() - started < 30  # 5 s on an idle machine
