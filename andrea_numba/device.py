@@ -73,9 +73,9 @@ def cuda_problem() -> str:
 
 def _problem() -> str:
     try:
-        from kernels.common.cuda import cuda
+        from kernels.common.cuda import cuda, linker_version
     except ImportError as error:
-        return str(error)
+        return _one_line(error)
     found = gpu()
     if found.capability < OLDEST:
         return (f"{found.name} has compute capability {_dotted(found.capability)}; "
@@ -83,6 +83,7 @@ def _problem() -> str:
     extra = "cu13" if found.driver >= (13, 0) else "cu12"
     if not cuda.cudadrv.nvvm.is_available():
         return f"the CUDA compiler (NVVM) is not installed: pip install '.[{extra}]'"
+    linker_version()  # raises where nvJitLink is missing
     toolkit = cuda.runtime.get_version()
     if toolkit[0] > found.driver[0]:
         return (f"the NVIDIA driver (CUDA {_dotted(found.driver)}) is older than the installed "
@@ -116,6 +117,8 @@ def gpu() -> Gpu:
 def explain(error: BaseException) -> str:
     """In one line, what an error of CUDA means for the user; empty for one that is not known."""
     text = _one_line(error)
+    if "NUMBA_DISABLE_CUDA" in text:
+        return "NUMBA_DISABLE_CUDA=1 turns CUDA off: unset it"
     if "driver library cannot be found" in text:
         return "no NVIDIA driver (libcuda) is installed" + _wsl_hint()
     if "CUDA_ERROR_NO_DEVICE" in text:
@@ -124,6 +127,8 @@ def explain(error: BaseException) -> str:
         return f"the CUDA compiler (NVVM) is not installed: {EXTRAS}"
     if "nvjitlink" in text.lower():
         return f"the CUDA linker (nvJitLink) is not installed: {EXTRAS}"
+    if "libnvrtc" in text.lower():
+        return f"a part of the CUDA toolkit (NVRTC) is not installed: {EXTRAS}"
     if re.search("UNSUPPORTED_PTX_VERSION|PTX was compiled with an unsupported toolchain", text):
         return ("the NVIDIA driver is older than the installed CUDA toolkit: update the driver, or "
                 "install the other extra (cu12, cu13)")

@@ -2,7 +2,8 @@
 
 The model at hand, with one block and a few tokens, makes one training step and decodes one token.
 Each op gets its real inputs twice: on the device, and as float64 copies for the oracle. A result
-is remembered in the cache of compiled kernels, so it holds for exactly these sources.
+is remembered in the cache of compiled kernels, so it holds for exactly these sources, and
+for the GPU, driver and compiler that it names.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from kernels.common.cache import cache_folder
 from kernels.registry import OPS, load_op, load_spec
 
 from .config import ModelConfig
-from .device import Gpu
 from .errors import WrongKernel
 
 TOKENS = 48  # of a sequence: more than a warp, and no multiple of a tile
@@ -30,11 +30,13 @@ ALLOWED = 1e-3
 
 
 class Record:
-    """What is known of one GPU, driver, kernel source and model shape: a file in the cache."""
+    """What is known of one machine, kernel source and model shape: a file in the cache."""
 
-    def __init__(self, gpu: Gpu, model: ModelConfig, training: bool):
+    def __init__(self, model: ModelConfig, training: bool):
+        from kernels.common.cuda import linker_version, versions
+
         shape = dataclasses.asdict(dataclasses.replace(model, n_layer=1))
-        self._content = json.dumps([gpu.line, shape, training])
+        self._content = json.dumps([versions(), linker_version(), shape, training])
         name = hashlib.sha256(self._content.encode()).hexdigest()[:16]
         self._path = cache_folder() / f"checked-{name}.json"
 

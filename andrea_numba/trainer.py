@@ -159,6 +159,7 @@ class Trainer:
 
     def check_finite(self) -> None:
         """Raise Diverged when a weight or a moment is not finite."""
+        self.wait()  # here the time counts as spent in steps
         for name, array in (("weight", self.weights), ("first moment", self.optimizer.m),
                             ("second moment", self.optimizer.v)):
             norm = self.memory.get(self.optimizer.gradient_norm(array))

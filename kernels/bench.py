@@ -157,6 +157,11 @@ def main(argv: list[str] | None = None) -> int:
         if options.backend:
             return 1
     about = machine(backends)
+    if "gpu" in backends:
+        from .common.cuda import untested_versions
+
+        for warning in untested_versions():
+            print(f"warning: {warning}", file=sys.stderr)
     print("; ".join(f"{key} {value}" for key, value in about.items()), file=sys.stderr)
     rows, wrong = [], False
     print(table_line(COLUMNS))

@@ -41,6 +41,7 @@ def test_train_resume_and_generate(program, folder):
     assert first.stdout == "andrea-generate run\n"
     assert re.search(r"^device: cuda \(.+, compute capability \d+\.\d+, .+\)$", first.stderr, re.M)
     assert re.search(r"^kernels ready in [\d.]+ s$", first.stderr, re.M)
+    assert "in steps, peak host memory " in first.stderr
     run = folder / "run"
     assert [e["step"] for e in events(run, "run.loss")] == [1, 2, 3]
     assert [e["step"] for e in events(run, "run.eval")] == [2, 3]

@@ -9,7 +9,7 @@ import pytest
 import vgpu
 from helpers import dataset, tiny_config
 
-from andrea_numba import checkpoint, device, start
+from andrea_numba import checkpoint, device, self_check, start
 from andrea_numba.decoder import Decoder
 from andrea_numba.errors import UserError
 from andrea_numba.generate import generate_text
@@ -244,6 +244,24 @@ def test_the_self_check_names_the_kernel_that_is_wrong(cuda, monkeypatch, capsys
     assert said[0].startswith("first use of this model on this GPU") and len(said) == 2
     assert re.match(r"andrea-train: error: a kernel is wrong .*: residual.forward: out is off by "
                     r".*, allowed .*; use --device cpu", said[1])
-    for expected in (1, 0):
-        start.load_kernels(cuda, model, 2, training=False)
+    for training, expected in ((False, 1), (False, 0), (True, 1)):
+        start.load_kernels(cuda, model, 2, training)
         assert capsys.readouterr().err.count("first use") == expected
+
+
+def test_what_is_remembered_of_a_check(monkeypatch, tmp_path):
+    """Training's check covers generation; another compiler is checked anew."""
+    monkeypatch.setenv("ANDREA_CACHE_DIR", str(tmp_path))
+    model = tiny_config(**SIZE, vocab_size=40).model
+    self_check.Record(model, training=True).write()
+    monkeypatch.setattr(start, "warm_up", lambda *arguments: pytest.fail("checked again"))
+    start._check(device.Device("cuda", None, None, ""), model, training=False)
+    monkeypatch.setattr("kernels.common.cuda.linker_version", lambda: "another")
+    assert not self_check.Record(model, training=True).exists()
+
+
+def test_looking_at_the_weights_counts_the_steps_it_waits_for(make):
+    trainer = make("cuda")
+    trainer.advance()
+    trainer.check_finite()
+    assert trainer.last.step == 1

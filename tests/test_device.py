@@ -20,13 +20,19 @@ def problem(monkeypatch):
     """`cuda_problem()` on a machine that differs in one point from one where CUDA works."""
     numba_cuda = pytest.importorskip("kernels.common.cuda").cuda
 
-    def ask(gpu=NEW, toolkit=(13, 5), nvvm=True, version=""):
+    def ask(gpu=NEW, toolkit=(13, 5), nvvm=True, version="", linker=True):
+        def linker_version():
+            if not linker:
+                raise RuntimeError('Failure finding "libnvJitLink.so":\n none')
+            return "13.5"
+
         def found():
             if isinstance(gpu, Exception):
                 raise gpu
             return gpu
 
         monkeypatch.setattr(device, "gpu", found)
+        monkeypatch.setattr("kernels.common.cuda.linker_version", linker_version)
         monkeypatch.setattr(numba_cuda.runtime, "get_version", lambda: toolkit)
         monkeypatch.setattr(numba_cuda.cudadrv.nvvm, "is_available", lambda: nvvm)
         monkeypatch.setattr(Path, "read_text", lambda path, **options: version)
@@ -53,6 +59,10 @@ def test_a_missing_compiler_names_the_extra_for_the_driver(problem, driver, extr
     assert "NVVM" in answer and answer.endswith(f"pip install '.[{extra}]'")
 
 
+def test_a_missing_linker_is_found_before_auto_chooses_cuda(problem):
+    assert "(nvJitLink) is not installed: pip install '.[cu13]'" in problem(linker=False)
+
+
 def test_a_driver_older_than_the_toolkit_names_both_versions(problem):
     answer = problem(device.Gpu("GPU", (9, 0), (12, 4)))
     assert "CUDA 12.4" in answer and "CUDA 13.5" in answer and "'.[cu12]'" in answer
@@ -63,6 +73,8 @@ def test_a_driver_older_than_the_toolkit_names_both_versions(problem):
     ("Call to cuInit results in CUDA_ERROR_NO_DEVICE", "finds no GPU"),
     ("libNVVM cannot be found", "(NVVM) is not installed: pip install '.[cu13]'"),
     ("No libnvJitLink.so found", "(nvJitLink) is not installed: pip install '.[cu13]'"),
+    ('Failure finding "libnvrtc.so"', "(NVRTC) is not installed: pip install '.[cu13]'"),
+    ("CUDA is disabled due to setting NUMBA_DISABLE_CUDA=1 …:", "CUDA off: unset it"),
     ("CUDA_ERROR_UNSUPPORTED_PTX_VERSION", "driver is older"),
     ("something\nnew", "CUDA does not work: something new"),
 ])

@@ -49,20 +49,26 @@ except ImportError as error:
     if found == "NVIDIA" and target.config.ENABLE_CUDASIM:
         raise ImportError("NUMBA_ENABLE_CUDASIM=1 puts numba's simulator in the place of CUDA, "
                           "and it cannot run these kernels: unset it") from None
+    problem = "numba-cuda not installed"
+    if found == "Built-in":
+        problem += f", only numba's own CUDA target ({found})"
+    elif sys.modules.get("numba_cuda"):
+        problem = "a package that numba-cuda needs cannot be imported"
     raise ImportError(
-        "numba-cuda not installed" + (f", only numba's own CUDA target ({found})" if found else "")
-        + f": pip install '.[cu13]', with an older driver '.[cu12]' ({error})") from None
+        f"{problem}: pip install '.[cu13]', with an older driver '.[cu12]' ({error})") from None
 
 __all__ = ["Floats", "Ints", "Kernel", "address", "all_kernels", "cgutils", "clear_cache",
            "core", "cuda", "default_stream", "device_function", "device_name", "device_number",
            "device_problem", "float32", "int32", "int64", "intermediate_code", "intrinsic",
-           "kernel", "linker_version", "thread", "types", "uint32", "uint64", "versions"]
+           "kernel", "linker_version", "thread", "types", "uint32", "uint64",
+           "untested_versions", "versions"]
 
 int32, int64, uint32, uint64 = types.int32, types.int64, types.uint32, types.uint64
 float32 = types.float32
 Floats = types.CPointer(float32)
 Ints = types.CPointer(int32)
 
+TESTED = {"numba-cuda": "0.30", "cuda-core": "1.2"}
 SHARED_WITHOUT_OPT_IN = 48 << 10  # bytes of a block, static and dynamic
 _NUMBERS = {int32: np.int32, int64: np.int64, uint32: np.uint32, uint64: np.uint64,
             float32: np.float32}
@@ -295,6 +301,13 @@ def versions() -> dict[str, str]:
         "numba-cuda": numba_cuda.__version__,
         "cuda-core": core.__version__,
     }
+
+
+def untested_versions() -> list[str]:
+    """One line for each package that is not of a version these kernels are tested with."""
+    found = {"numba-cuda": numba_cuda.__version__, "cuda-core": core.__version__}
+    return [f"{name} {found[name]} is not the tested {tested}.*"
+            for name, tested in TESTED.items() if not found[name].startswith(f"{tested}.")]
 
 
 def _read(path: str) -> str:

@@ -127,7 +127,7 @@ def test_importing_every_kernel_compiles_nothing_and_changes_no_setting(tmp_path
 
 @pytest.mark.parametrize(("hidden", "words"), [
     ("numba_cuda", "numba-cuda not installed"),
-    ("cuda.bindings", "numba-cuda not installed"),
+    ("cuda.bindings", "a package that numba-cuda needs cannot be imported"),
 ])
 def test_without_numba_cuda_it_says_what_to_install(tmp_path, hidden, words):
     code = (f"import sys; sys.modules[{hidden!r}] = None\n"

@@ -58,6 +58,15 @@ def test_without_a_gpu_it_says_so(capsys, monkeypatch):
     assert bench.main(["grad_norm", "--backend", "gpu"]) == 1
 
 
+def test_other_versions_are_warned_of(monkeypatch):
+    pytest.importorskip("numba_cuda")
+    from kernels.common import cuda
+
+    assert cuda.untested_versions() == []
+    monkeypatch.setitem(cuda.TESTED, "cuda-core", "0.9")
+    assert [line.endswith("is not the tested 0.9.*") for line in cuda.untested_versions()] == [True]
+
+
 def test_ceilings_are_found_by_the_longest_name():
     assert ceilings("NVIDIA A100-SXM4-80GB").bandwidth == 2039
     assert ceilings("NVIDIA H200 NVL").float32 == 60
