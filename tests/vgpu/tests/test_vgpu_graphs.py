@@ -1,5 +1,6 @@
 """CUDA graphs made by stream capture, and what a capture forbids."""
 
+import gc
 import threading
 
 import numpy as np
@@ -29,13 +30,25 @@ def double(x):
 
 @pytest.fixture(params=[False, True], ids=["eager", "lazy"])
 def stream(request):
-    """A stream of a device whose kernels are loaded."""
-    x = cuda.to_device(ONES)
-    increment[1, 32](x)
-    double[1, 32](x)
-    with vgpu.options(lazy_streams=request.param):
-        yield cuda.stream()
-        cuda.synchronize()
+    """A stream of a device whose kernels are loaded.
+
+    The arrays of earlier tests must not be freed inside a capture, which would break it: they are
+    freed before, and the garbage collector finds no others meanwhile.
+    """
+    gc.collect()
+    cuda.current_context().deallocations.clear()
+    gc.disable()
+    try:
+        x = cuda.to_device(ONES)
+        increment[1, 32](x)
+        double[1, 32](x)
+        with vgpu.options(lazy_streams=request.param):
+            made = cuda.stream()
+            yield made
+            driver.cuStreamEndCapture(made.handle)  # of a test that failed before its end
+            cuda.synchronize()
+    finally:
+        gc.enable()
 
 
 def ok(result):
