@@ -22,8 +22,7 @@ ON_GPU = ["-m"] if vgpu.presence.real_gpu() else ["-m", "tests.vgpu", "--no-race
 
 @pytest.mark.parametrize(("blocks", "steps"), [(2, 20), (12, 3)])
 def test_losses_are_the_cpus(tmp_path, blocks, steps):
-    """Within four times what float32 itself costs: the CPU's distance from the float64 oracle
-    is about 1e-7 of the loss at the first step, and it grows with the steps."""
+    """To 4 units in the last place of float32: both devices round, in another order."""
     (tmp_path / "t.txt").write_text(TEXT)
     losses = {}
     for place, start in (("cuda", ON_GPU), ("cpu", ["-m"])):
@@ -37,7 +36,7 @@ def test_losses_are_the_cpus(tmp_path, blocks, steps):
         assert result.returncode == 0, result.stderr
         losses[place] = [event["loss"] for event in events(tmp_path / place, "run.loss")]
     assert len(losses["cpu"]) == steps
-    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=3e-6)
+    assert losses["cuda"] == pytest.approx(losses["cpu"], rel=4 * np.finfo(np.float32).eps)
 
 
 @pytest.mark.skipif(vgpu.presence.real_gpu(), reason="the virtual GPU counts launches")
