@@ -49,18 +49,13 @@ def scratch(size: int) -> Any:
     """A float32 device array of at least `size` elements, for partial results within one op.
 
     It is the same memory at every call on this stream, so an op calls it once and divides it.
-    The contents are undefined.
+    The contents are undefined. Only a call for more than any before allocates.
     """
     key = device_number(), int(current_stream().handle)
     buffer = _scratch.buffers.get(key)
     if buffer is None or buffer.size < size:
         buffer = _scratch.buffers[key] = cuda.device_array(size, np.float32)
     return buffer
-
-
-def reserve(size: int) -> None:
-    """Let no later `scratch` of up to `size` elements allocate on this stream."""
-    scratch(size)
 
 
 def ceil_div(a: int, b: int) -> int:

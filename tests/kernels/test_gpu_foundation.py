@@ -6,7 +6,7 @@ import pytest
 pytest.importorskip("numba_cuda")
 
 from kernels.common.cuda import Floats, all_kernels, cuda, float32, int32, kernel
-from kernels.common.launch import aligned, ceil_div, current_stream, reserve, scratch, using_stream
+from kernels.common.launch import aligned, ceil_div, current_stream, scratch, using_stream
 from kernels.common.ptx import exp2, load4, load4_shared, store4, store4_shared
 from kernels.common.reduce import block_max, block_sum
 
@@ -128,9 +128,8 @@ def test_streams():
 
 
 def test_scratch_is_one_buffer_per_stream():
-    reserve(1000)
     buffer = scratch(1000)
-    assert scratch(10) is buffer
+    assert scratch(1000) is scratch(10) is buffer
     with using_stream(cuda.stream()):
         assert scratch(10) is not buffer
     assert scratch(buffer.size + 1).size > buffer.size
