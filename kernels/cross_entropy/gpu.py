@@ -66,12 +66,16 @@ def _loss(peak, total, wanted, target):
     return math.log(total) + (peak - wanted)
 
 
-def _make_forward(words, load, store):
+def _make_row_loss(words, load):
     peak_and_sum = _make_peak_and_sum(words, load)
 
-    @kernel(threads=THREADS, name=f"_forward_{words}")
-    def _forward(losses: Floats, logits: Floats, targets: Ints, columns: int32, vocab_size: int32):
-        of_warps = cuda.shared.array(WARPS, float32)
+    @device_function
+    def row_loss(losses, logits, targets, columns, vocab_size, of_warps):
+        """Store the loss of the block's row; gives what the row's gradient needs.
+
+        That is the row's first element, its target, the columns in use (none if the target is
+        ignored), and the largest logit with the sum of exp(logit - largest).
+        """
         row = cuda.blockIdx.x
         first = int64(row) * columns
         target = targets[row]
@@ -80,27 +84,32 @@ def _make_forward(words, load, store):
         peak, total = peak_and_sum(logits, first, used, of_warps)
         if cuda.threadIdx.x == 0:
             losses[row] = _loss(peak, total, wanted, target)
+        return first, target, used, peak, total
+
+    return row_loss
+
+
+def _make_forward(words, load, store):
+    row_loss = _make_row_loss(words, load)
+
+    @kernel(threads=THREADS, name=f"_forward_{words}")
+    def _forward(losses: Floats, logits: Floats, targets: Ints, columns: int32, vocab_size: int32):
+        of_warps = cuda.shared.array(WARPS, float32)
+        row_loss(losses, logits, targets, columns, vocab_size, of_warps)
 
     return _forward
 
 
 def _make_backward(words, load, store):
-    peak_and_sum = _make_peak_and_sum(words, load)
+    row_loss = _make_row_loss(words, load)
 
     @kernel(threads=THREADS, name=f"_backward_{words}")
     def _backward(losses: Floats, dlogits: Floats, logits: Floats, targets: Ints, columns: int32,
                   vocab_size: int32, scale: float32):
         of_warps = cuda.shared.array(WARPS, float32)
         values = cuda.local.array(words, float32)
-        row = cuda.blockIdx.x
-        first = int64(row) * columns
-        target = targets[row]
-        used = vocab_size if target != -1 else int32(0)
-        wanted = _target_logit(logits, first, target, used)
-        peak, total = peak_and_sum(logits, first, used, of_warps)
-        if cuda.threadIdx.x == 0:
-            losses[row] = _loss(peak, total, wanted, target)
-
+        first, target, used, peak, total = row_loss(losses, logits, targets, columns, vocab_size,
+                                                    of_warps)
         factor = scale / total
         for column in range(words * cuda.threadIdx.x, columns, words * THREADS):
             load(values, logits, first + column)
