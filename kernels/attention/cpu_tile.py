@@ -1,11 +1,13 @@
 """Tiles of a head for `cpu.py`: packing rows into panels, and the causal mask."""
 
+import numpy as np
+
 from ..common.cache import njit
 from ..common.cpu_math import F
 from ..common.cpu_tile import PANEL
 
 TILE = 64  # queries, and keys, of a tile: two panels of columns
-LOW = F(-1e30)  # below every score, and finite: differences of two of them are not NaN
+LOW = np.finfo(np.float32).min  # of all scores; finite: the difference of two is not NaN
 
 
 @njit()

@@ -62,6 +62,9 @@ def _check_array(name: str, array: Array, value: Any, is_output: bool) -> Memory
             f"{name} is {type(value).__name__}, expected an array {array}; "
             f"pass np.asarray({name}, dtype=np.{array.dtype})"
         )
+    if interface.get("mask") is not None:
+        raise TypeError(f"{name} has a mask, expected an array without one; "
+                        "fill the masked elements and pass the array alone")
     dtype = np.dtype(interface["typestr"])
     if dtype != np.dtype(array.dtype):
         raise TypeError(

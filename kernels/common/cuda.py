@@ -13,12 +13,16 @@ array, but has no shape and no negative indexes, and costs one parameter instead
 compiled at its first launch and kept on disk, and it is launched through cuda.core. Beside the
 driver's time that costs the host 3 µs; numba's own path takes 5 µs for each array.
 
+A kernel runs after its launch returns, so that its error shows up in some later call. With
+CUDA_LAUNCH_BLOCKING=1 in the environment a launch waits, and names its kernel if it failed.
+
 Importing this file compiles nothing, touches no device and changes no setting. It raises
 ImportError, in one line, where numba-cuda is not installed.
 """
 
 import functools
 import inspect
+import os
 import re
 import sys
 import threading
@@ -69,6 +73,7 @@ Floats = types.CPointer(float32)
 Ints = types.CPointer(int32)
 
 TESTED = {"numba-cuda": "0.30", "cuda-core": "1.2"}
+BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # each launch waits for its kernel
 SHARED_WITHOUT_OPT_IN = 48 << 10  # bytes of a block, static and dynamic
 _NUMBERS = {int32: np.int32, int64: np.int64, uint32: np.uint32, uint64: np.uint64,
             float32: np.float32}
@@ -177,7 +182,26 @@ class Kernel:
         if shared > loaded.shared_limit:
             loaded.raise_shared_limit(shared)
         config = core.LaunchConfig(grid=grid, block=self.threads, shmem_size=shared)
-        core.launch(thread.stream or default_stream(), config, loaded.kernel, *values)
+        stream = thread.stream or default_stream()
+        if BLOCKING:
+            self._launch_and_wait(grid, stream, config, loaded.kernel, *values)
+        else:
+            core.launch(stream, config, loaded.kernel, *values)
+
+    def _launch_and_wait(self, grid: int | tuple[int, ...], stream: Any, *launch: Any) -> None:
+        """core.launch, and RuntimeError with the kernel's name if it fails or the kernel does.
+
+        A launch that is captured into a graph does not run, and its stream cannot be waited for.
+        """
+        try:
+            core.launch(stream, *launch)
+            if not driver.cuStreamIsCapturing(int(stream.handle)):
+                driver.cuStreamSynchronize(int(stream.handle))
+        except Exception as error:  # of cuda.core, or of numba's calls of the driver
+            blocks = grid if isinstance(grid, tuple) else (grid,)
+            reason = " ".join(str(error).split())
+            raise RuntimeError(f"kernel {self.name} failed on grid {blocks} of {self.threads} "
+                               f"threads: {reason}") from error
 
     def _load(self) -> "_Loaded":
         """Compile, or read from the cache, for the current device."""

@@ -27,7 +27,11 @@ def to_stream(stream: Any) -> Any:
     if isinstance(handle, bool) or not hasattr(handle, "__int__") or isinstance(handle, float):
         raise TypeError(f"stream is {type(stream).__name__}, expected a CUDA stream: of numba, "
                         "with __cuda_stream__, .cuda_stream or .handle, or an int handle")
-    return core.Stream.from_handle(int(handle)) if int(handle) else default_stream()
+    handle = int(handle)
+    if not 0 <= handle < 2**64:
+        raise ValueError(f"stream is the handle {handle}, expected 0 to 2**64 - 1; pass the "
+                         "library's stream itself")
+    return core.Stream.from_handle(handle) if handle else default_stream()
 
 
 def view_tensors(arguments: dict[str, Any], names: Iterable[str], stream: Any) -> None:

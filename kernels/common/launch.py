@@ -13,6 +13,8 @@ from .cuda import address, cuda, default_stream, device_number, thread
 from .interop import to_stream
 
 VECTOR_BYTES = 16  # the widest access of a thread
+MAX_INT32 = 2**31 - 1  # also the most blocks of a grid along x
+MAX_GRID_Y = 65535
 
 
 @contextlib.contextmanager
@@ -61,6 +63,14 @@ def scratch(size: int) -> Any:
 def ceil_div(a: int, b: int) -> int:
     """The smallest integer that is not less than a / b."""
     return -(-a // b)
+
+
+def check_sizes(limit: int, **sizes: int) -> None:
+    """ValueError if a size, by its name in the op's table, is more than its kernel can count."""
+    for name, size in sizes.items():
+        if size > limit:
+            raise ValueError(f"{name} is {size}, expected at most {limit} on a GPU; "
+                             "use smaller arrays, or the CPU")
 
 
 def aligned(*arrays: Any) -> bool:

@@ -8,6 +8,7 @@ import math
 
 from ..common.access import LANES, ByAccess
 from ..common.cuda import Floats, Ints, cuda, device_function, float32, int32, int64, kernel
+from ..common.launch import MAX_INT32, check_sizes
 from ..common.reduce import LOWEST, block_max, block_sum
 
 THREADS = 256
@@ -17,6 +18,7 @@ WARPS = THREADS // LANES
 def forward(losses, logits, targets, vocab_size: int) -> None:
     """losses[i] = log sum_{j < vocab_size} exp(logits[i,j]) - logits[i,targets[i]]; 0 if -1."""
     rows, columns = logits.shape
+    check_sizes(MAX_INT32, N=rows, Vp=columns)
     _, lose = _forward.choose(columns, logits)
     lose.launch(rows, losses, logits, targets, columns, vocab_size)
 
@@ -24,6 +26,7 @@ def forward(losses, logits, targets, vocab_size: int) -> None:
 def backward(losses, dlogits, logits, targets, vocab_size: int, scale: float) -> None:
     """losses as in forward, and dlogits = scale * (softmax - onehot); dlogits may be logits."""
     rows, columns = logits.shape
+    check_sizes(MAX_INT32, N=rows, Vp=columns)
     _, differentiate = _backward.choose(columns, dlogits, logits)
     differentiate.launch(rows, losses, dlogits, logits, targets, columns, vocab_size, scale)
 

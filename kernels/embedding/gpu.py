@@ -8,7 +8,7 @@ import math
 
 from ..common.access import LANES, ByAccess
 from ..common.cuda import Floats, Ints, cuda, float32, int32, int64, kernel, uint32
-from ..common.launch import ceil_div
+from ..common.launch import MAX_INT32, ceil_div, check_sizes
 from ..common.reduce import ALL_LANES
 
 ROWS = 8  # rows or positions, and so warps, of a block
@@ -20,6 +20,7 @@ IDS = THREADS * VOTES
 def forward(x, ids, wte, wpe, start: int) -> None:
     """x[b*T+t] = wte[ids[b,t]] + wpe[start+t]; a row of NaN for an id outside wte."""
     (B, T), (tokens, width) = ids.shape, wte.shape
+    _check_sizes(B * T, tokens, width, wpe)
     _check_positions(start, T, wpe)
     _, look_up = _forward.choose(width, x, wte, wpe)
     look_up.launch(ceil_div(B * T, ROWS), x, ids, wte, wpe, B * T, T, width, tokens, start)
@@ -28,11 +29,16 @@ def forward(x, ids, wte, wpe, start: int) -> None:
 def backward(dwte, dwpe, dx, ids, start: int) -> None:
     """dwte[ids[b,t]] += dx[b*T+t] and dwpe[start+t] += dx[b*T+t], in the order of the rows."""
     (B, T), (tokens, width) = ids.shape, dwte.shape
+    _check_sizes(B * T, tokens, width, dwpe)
     _check_positions(start, T, dwpe)
     _, add_to_tokens = _add_to_tokens.choose(width, dwte, dx)
     add_to_tokens.launch(tokens, dwte, dx, ids, B * T, width)
     _, add_to_positions = _add_to_positions.choose(width, dwpe, dx)
     add_to_positions.launch(ceil_div(T, ROWS), dwpe, dx, B, T, width, start)
+
+
+def _check_sizes(rows: int, tokens: int, width: int, wpe) -> None:
+    check_sizes(MAX_INT32, **{"B*T": rows}, Vp=tokens, d=width, context=wpe.shape[0])
 
 
 def _check_positions(start: int, T: int, wpe) -> None:

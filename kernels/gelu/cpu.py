@@ -8,9 +8,11 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_math import BLOCK, FAST, F, exp, flat
+from .oracle import TAIL
 
 _C = F(-2.0 * math.sqrt(2.0 / math.pi))  # -2u = v * (_C + _C3 * v^2)
 _C3 = F(-2.0 * math.sqrt(2.0 / math.pi) * 0.044715)
+_LEFT, _RIGHT = F(-TAIL), F(TAIL)
 
 
 def forward(y, x) -> None:
@@ -26,7 +28,7 @@ def backward(dx, dy, x) -> None:
 @njit(fastmath=FAST, forceinline=True)
 def gelu(v):
     """GELU of one float32."""
-    return v / (F(1.0) + exp(v * (_C + _C3 * (v * v))))
+    return F(0.0) if v < _LEFT else v / (F(1.0) + exp(v * (_C + _C3 * (v * v))))
 
 
 @njit(parallel=True, fastmath=FAST)
@@ -64,4 +66,5 @@ def _backward(dx, dy, x, in_place):
             s = F(1.0) / (F(1.0) + e)
             # s (1 - s) d(2u)/dv, with 1 - s = e s free of cancellation
             slope = (e * s) * s * (v * (-_C - F(3.0) * _C3 * (v * v)))
-            gradient[i] *= s + slope
+            s = F(1.0) if v > _RIGHT else s + slope  # beyond, slope overflows
+            gradient[i] *= F(0.0) if v < _LEFT else s

@@ -8,9 +8,10 @@ import math
 from ..common.access import ByAccess
 from ..common.cuda import Floats, cuda, device_function, float32, int64, kernel
 from ..common.launch import ceil_div
+from .oracle import SQRT_2_OVER_PI, TAIL
 
 THREADS = 256
-SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
+_LEFT, _RIGHT = float32(-TAIL), float32(TAIL)
 
 
 def forward(y, x) -> None:
@@ -35,12 +36,15 @@ def _tanh_u(x):
 @device_function
 def gelu_value(x):
     """GELU of one float32."""
+    x = _LEFT if x < _LEFT else x  # not -infinity * 0
     return float32(0.5) * x * (float32(1.0) + _tanh_u(x))
 
 
 @device_function
 def _gelu_slope(x):
     """The derivative of GELU at one float32."""
+    x = _LEFT if x < _LEFT else x  # the derivative is constant beyond; max would lose a NaN
+    x = _RIGHT if x > _RIGHT else x
     tanh = _tanh_u(x)
     slope = float32(SQRT_2_OVER_PI) * (float32(1.0) + float32(3 * 0.044715) * x * x)
     half_square = float32(0.5) * x * (float32(1.0) - tanh * tanh)

@@ -7,7 +7,7 @@ import math
 
 from ..common.access import LANES, ByAccess
 from ..common.cuda import Floats, cuda, float32, int32, int64, kernel
-from ..common.launch import ceil_div, scratch
+from ..common.launch import MAX_GRID_Y, MAX_INT32, ceil_div, check_sizes, scratch
 from ..common.reduce import warp_sum
 
 ROWS = 8  # rows, and so warps, of a forward block
@@ -22,6 +22,7 @@ ADDERS = 16  # threads that add up the partial sums of a column
 def forward(y, mean, rstd, x, gamma, beta, eps: float) -> None:
     """y = gamma * (x - mean) * rstd + beta for each row of x [N,d]; stores mean and rstd [N]."""
     rows, width = x.shape
+    check_sizes(MAX_INT32, N=rows, d=width)
     _, normalize = _forward.choose(width, y, x, gamma, beta)
     normalize.launch(ceil_div(rows, ROWS), y, mean, rstd, x, gamma, beta, rows, width,
                      gamma is not None, eps)
@@ -30,6 +31,8 @@ def forward(y, mean, rstd, x, gamma, beta, eps: float) -> None:
 def backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma) -> None:
     """dx is overwritten, dgamma and dbeta [d] are added to; None when the norm has none."""
     rows, width = x.shape
+    check_sizes(MAX_INT32, N=rows)
+    check_sizes(MAX_GRID_Y * TILE, d=width)
     run = ceil_div(rows, ROW_BLOCKS)
     blocks = ceil_div(rows, run)
     partials = scratch(2 * blocks * width)  # [2, blocks, d]: for gamma, for beta

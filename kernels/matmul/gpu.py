@@ -23,12 +23,13 @@ from ..common.cuda import (
     kernel,
     uint32,
 )
-from ..common.launch import aligned, ceil_div
+from ..common.launch import MAX_INT32, aligned, ceil_div, check_sizes
 from ..common.reduce import ALL_LANES, warp_sum
 from ..gelu.gpu import gelu_value
 from .gpu_product import ZERO, quad_access, tile_product
 
 TILES = ((128, True), (64, True), (64, False))  # size, and whether quads are read whole
+MAX_SIZE = MAX_INT32 // 128 * 128  # the last tile's rows, columns and terms are int32 too
 THREADS_TOGETHER = 512  # on a multiprocessor, at least: each may have 128 registers
 FEW_ROWS = 8  # the weights are read for each row, though from L2 for all but the first
 COLUMNS = 8  # of a block that sums columns: 32 bytes, the least that memory moves
@@ -45,6 +46,7 @@ def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
     """
     M, K = x.shape
     N = y.shape[1]
+    check_sizes(MAX_SIZE, M=M, N=N, K=K)
     arguments = (y, pre_gelu, x, w, bias, M, N, K, bias is not None, pre_gelu is not None)
     if M > FEW_ROWS:
         linear, blocks = _choose(_linear[transpose_w], M, N, K, y, pre_gelu, x, w, bias)
@@ -58,6 +60,7 @@ def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
 def backward(dx, dw, dbias, dy, x, w, transpose_w: bool) -> None:
     """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to."""
     M, N = dy.shape
+    check_sizes(MAX_SIZE, M=M, N=N, K=x.shape[1])
     if dx is not None:
         forward(dx, None, dy, w, None, not transpose_w)
     a, b = (dy, x) if transpose_w else (x, dy)  # dw = aᵀ·b

@@ -73,6 +73,23 @@ def test_huge_equal_scores_are_averaged(attention, size):
     np.testing.assert_allclose(lse, np.broadcast_to(expected, lse.shape), rtol=1e-6)
 
 
+@pytest.mark.parametrize("length", [T, 70])
+@pytest.mark.parametrize("size", [1e32, 1e35])
+def test_the_lowest_scores_are_above_those_of_later_keys(attention, length, size):
+    """Scores of -size and -2 * size: the first key wins; no later key counts, no padding."""
+    q = size**0.5 / D**0.25
+    qkv = np.zeros((length, 3, H, D), np.float32)
+    qkv[:, 0, :, 0], qkv[0, 1, :, 0], qkv[1:, 1, :, 0] = q, -q * D, -2 * q * D
+    qkv[:, 2] = 1 + np.arange(length)[:, None, None]
+    out, lse = forward(attention, qkv.reshape(length, 3 * d), n_sequences=1)
+    assert (out == 1).all()
+    np.testing.assert_allclose(lse, -size, rtol=1e-5)
+    k_cache, v_cache = (qkv[None, :, part].transpose(0, 2, 1, 3).copy() for part in (1, 2))
+    out = np.full((1, d), np.nan, np.float32)
+    attention.decode(out, qkv[:1].reshape(1, 3 * d), k_cache, v_cache, length - 1)
+    np.testing.assert_allclose(out, 1, rtol=1e-6)
+
+
 def test_nan_reaches_the_tokens_that_see_it(attention):
     qkv = normal(B * T, 3 * d)
     qkv.reshape(B, T, 3, H, D)[0, 20, 1, 1] = np.nan  # one key of sequence 0, head 1

@@ -38,3 +38,10 @@ def test_nan_stays_in_its_element(gelu):
     x[40] = np.nan
     for array in value_and_slope(gelu, x):
         assert np.isnan(array[40]) and np.isfinite(np.delete(array, 40)).all()
+
+
+@pytest.mark.parametrize("size", [11.5, 1e12, 1e15, 2e19, 1e30, 3e38, np.inf])
+def test_far_out_the_function_is_exactly_x_or_0_and_its_slope_1_or_0(gelu, size):
+    """x^2 overflows above 1.8e19 and x^3 above 7e12; their factors there are 0."""
+    y, dx = value_and_slope(gelu, [size, -size])
+    assert y.tolist() == [np.float32(size), 0] and dx.tolist() == [1, 0]

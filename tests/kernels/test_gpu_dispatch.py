@@ -1,6 +1,7 @@
 """The public functions with device arrays: of numba and of other libraries, on any stream."""
 
 import ctypes
+import inspect
 from types import SimpleNamespace
 
 import numpy as np
@@ -165,6 +166,8 @@ def test_device_arrays_are_checked(arrays):
         kernels.gelu.forward(y[::2], x[:10])
     with pytest.raises(ValueError, match="read-only"):
         kernels.gelu.forward(Foreign(y, data=(address(y), True)), x)
+    with pytest.raises(TypeError, match=r"gelu.forward: x has a mask, expected an array .*; fill"):
+        kernels.gelu.forward(y, Foreign(x, mask=y))
     with pytest.raises(ValueError, match="y overlaps x"):
         kernels.gelu.forward(x[:10], x[5:15])
 
@@ -217,9 +220,55 @@ def test_wrong_streams_are_refused(arrays):
     y, x, _ = arrays
     with pytest.raises(TypeError, match=r"gelu.forward: stream is str, expected a CUDA stream"):
         kernels.gelu.forward(y, x, stream="0")
+    for handle in (-1, 2**64):
+        message = f"gelu.forward: stream is the handle {handle}, expected 0 to .*; pass the"
+        with pytest.raises(ValueError, match=message):
+            kernels.gelu.forward(y, x, stream=handle)
     host = np.zeros(N, np.float32)
     with pytest.raises(TypeError, match=r"gelu.forward: stream is for device arrays.*leave it out"):
         kernels.gelu.forward(host.copy(), host, stream=0)
+
+
+class Sized:
+    """An array of which only the sizes are looked at."""
+
+    def __init__(self, *shape):
+        self.shape = shape
+
+
+INT32 = 2**31 - 1
+OF_MATMUL = 2**31 - 128  # its last tile, of 128 rows or columns, ends there
+OF_GRID_Y = 65535 * 2048  # blocks of layernorm.backward, and columns of each
+
+
+def linear(M, N, K):
+    return Sized(M, N), None, Sized(M, K), None, None, False
+
+
+def linear_gradients(M, N, K):
+    return None, None, None, Sized(M, N), Sized(M, K), None, False
+
+
+def norm(N, d):
+    return None, None, None, Sized(N, d), None, None, 1e-5
+
+
+def norm_gradients(N, d):
+    return None, None, None, None, Sized(N, d), None, None, None
+
+
+@pytest.mark.parametrize(("name", "call", "size", "limit"), [
+    *(("matmul.forward", linear, size, OF_MATMUL) for size in "MNK"),
+    *(("matmul.backward", linear_gradients, size, OF_MATMUL) for size in "MNK"),
+    *(("layernorm.forward", norm, size, INT32) for size in "Nd"),
+    ("layernorm.backward", norm_gradients, "N", INT32),
+    ("layernorm.backward", norm_gradients, "d", OF_GRID_Y),
+])
+def test_sizes_that_a_kernel_cannot_count_are_refused(name, call, size, limit):
+    op, _, function = name.partition(".")
+    sizes = dict.fromkeys(inspect.signature(call).parameters, 9) | {size: limit + 1}
+    with pytest.raises(ValueError, match=f"^{size} is {limit + 1}, expected at most {limit} on"):
+        getattr(load_op(op, "gpu"), function)(*call(**sizes))
 
 
 def test_the_gpu_has_no_problem_here():

@@ -1,10 +1,16 @@
 """The layer below the CUDA kernels: launches, streams, scratch, 128-bit accesses, reductions."""
 
+import gc
+import subprocess
+import sys
+
 import numpy as np
 import pytest
+import vgpu
 
 pytest.importorskip("numba_cuda")
 
+from kernels.common import cuda as layer
 from kernels.common.cuda import Floats, all_kernels, cuda, float32, int32, kernel
 from kernels.common.launch import aligned, ceil_div, current_stream, scratch, using_stream
 from kernels.common.ptx import exp2, load4, load4_shared, store4, store4_shared
@@ -12,6 +18,7 @@ from kernels.common.reduce import block_max, block_sum
 
 THREADS = 128
 WARPS = 4
+virtual = pytest.mark.skipif(not vgpu.installed(), reason="breaks the context of a real GPU")
 
 
 @kernel(threads=THREADS)
@@ -109,6 +116,52 @@ def test_wrong_arguments_are_refused_in_one_line():
         kernel(threads=32)(lambda x: None)
     with pytest.raises(ValueError, match="two kernels are named"):
         kernel(threads=32, name="scale")(scale.function)
+
+
+@virtual
+def test_a_launch_that_waits_names_the_kernel_that_fails(monkeypatch):
+    """Otherwise the error is that of a later call, here of the synchronisation."""
+    x, out, stream = cuda.to_device(numbers(4)), cuda.to_device(numbers(4)), cuda.stream()
+    expected = (r"^kernel \S*foundation\.scale failed on grid \(2,\) of 128 threads: "
+                r"out of bounds: [^\n]*$")
+    with vgpu.options(lazy_streams=True), using_stream(stream):
+        scale.launch(2, out, x, 200, 0.5)
+        with pytest.raises(vgpu.VirtualGPUError, match="out of bounds"):
+            stream.synchronize()
+        monkeypatch.setattr(layer, "BLOCKING", True)
+        with pytest.raises(RuntimeError, match=expected):
+            scale.launch(2, out, x, 200, 0.5)
+        scale.launch(1, out, x, 4, 0.5)
+    assert (out.copy_to_host() == numbers(4) * np.float32(0.5)).all()
+
+
+def test_a_launch_that_is_captured_does_not_wait(monkeypatch):
+    monkeypatch.setattr(layer, "BLOCKING", True)
+    x, out, stream = cuda.to_device(numbers(4)), cuda.to_device(numbers(4)), cuda.stream()
+    scale.launch(1, out, x, 4, 0.5)
+    handle, driver = int(stream.handle), layer.driver
+    gc.disable()  # memory of earlier tests must not be freed inside the capture
+    try:
+        driver.cuStreamBeginCapture(handle, layer.binding.CUstreamCaptureMode(0))
+        with using_stream(stream):
+            scale.launch(1, out, x, 4, 3.0)
+        graph = driver.cuStreamEndCapture(handle)
+    finally:
+        gc.enable()
+    assert (out.copy_to_host() == numbers(4) * np.float32(0.5)).all()
+    executable = driver.cuGraphInstantiate(graph, 0)
+    driver.cuGraphLaunch(executable, handle)
+    stream.synchronize()
+    assert (out.copy_to_host() == numbers(4) * np.float32(3)).all()
+
+
+@pytest.mark.parametrize(("setting", "expected"), [("1", True), ("0", False), (None, False)])
+def test_launches_wait_if_the_environment_says_so(monkeypatch, setting, expected):
+    monkeypatch.delenv("CUDA_LAUNCH_BLOCKING", raising=False)
+    if setting:
+        monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", setting)
+    program = f"from kernels.common.cuda import BLOCKING; assert BLOCKING is {expected}"
+    subprocess.run([sys.executable, "-c", program], check=True)
 
 
 def test_registry():
