@@ -6,8 +6,14 @@ are imported inside functions, after the thread settings and not at all for `--h
 
 from __future__ import annotations
 
-import json
 import sys
+
+from . import program
+
+if __name__ == "__main__":  # signals are answered to before the rest is imported
+    sys.exit(program.generate())
+
+import json
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,6 +25,7 @@ from .errors import UserError
 from .program import abandon_stdout, run_program, say
 
 PROGRAM = "andrea-generate"
+SMALLER = "--no-cache takes less memory, a smaller model too"
 SEPARATOR = "-" * 40  # the line between two samples
 DESCRIPTION = "Continue a text with a trained model."
 EPILOG = """\
@@ -33,7 +40,7 @@ Exit codes: 0 done, 2 something to correct, 130 interrupted."""
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
-    return run_program(PROGRAM, lambda: _main(argv))
+    return run_program(PROGRAM, lambda: _main(argv), SMALLER)
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -88,7 +95,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     loaded = checkpoint.load(checkpoint.find(config.checkpoint))
     tokenizer = loaded.tokenizer
     ids = prompt_ids(tokenizer, prompt)
-    chosen = device.choose(config.device)
+    chosen = device.choose(config.device, SMALLER)
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
     if len(ids) > loaded.model.context:
@@ -150,7 +157,3 @@ def _write(text: str) -> None:
     except OSError as error:
         abandon_stdout()
         raise UserError(f"cannot write the text: {error.strerror}") from None
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
+from . import program
+
+if __name__ == "__main__":  # signals are answered to before the rest is imported
+    sys.exit(program.train())
+
 import dataclasses
 import shlex
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,7 +18,7 @@ from . import args
 from .config import PRESETS, TrainConfig, check_train
 from .environment import prepare_threads
 from .errors import UserError
-from .program import run_program, say
+from .program import SMALLER_RUN, raising_on_signals, run_program, say
 
 DESCRIPTION = """\
 Train a GPT on text. Without arguments: the preset nano on the built-in corpus, about two and a half
@@ -42,6 +48,9 @@ def make_parser() -> args.Parser:
     show.add_argument("--print-config", action="store_true", help="print the settings as TOML")
     show.add_argument("--plan", action="store_true",
                       help="print parameters, memory, FLOPs and estimated time")
+    show.add_argument("--doctor", action="store_true",
+                      help="print what is installed, where CUDA was looked for, and why --device "
+                           "auto takes what it takes")
     args.add_options(parser, TrainConfig(), positional="data")
     return parser
 
@@ -61,7 +70,7 @@ def read_config(argv: Sequence[str] | None) -> tuple[TrainConfig, object]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
-    return run_program("andrea-train", lambda: _main(argv))
+    return run_program("andrea-train", lambda: _main(argv), SMALLER_RUN)
 
 
 def _main(argv: Sequence[str] | None) -> int:
@@ -70,6 +79,11 @@ def _main(argv: Sequence[str] | None) -> int:
         print(args.to_toml(config), end="")
         return 0
     prepare_threads(config.run.threads)  # before anything imports NumPy
+    if given.doctor:
+        from . import doctor
+
+        doctor.report()
+        return 0
     from . import device
 
     chosen = device.choose(config.run.device)
@@ -91,7 +105,8 @@ def _run(config: TrainConfig, given, chosen) -> int:
     elif config.run.out:
         _check_new(folder)
     say(chosen.line)
-    corpus = _open_data(config, resumed)
+    with raising_on_signals():
+        corpus = _open_data(config, resumed)
     if not config.run.out and not resumed:
         folder = free_folder(corpus.name)
     if not given.plan:
@@ -101,7 +116,8 @@ def _run(config: TrainConfig, given, chosen) -> int:
     if given.plan:
         print(plan.report(config, chosen.ops, chosen.memory))
         return 0
-    return _train(config, chosen, corpus, folder, resumed)
+    with raising_on_signals():
+        return _train(config, chosen, corpus, folder, resumed)
 
 
 def _open_run(config: TrainConfig, given):
@@ -155,11 +171,13 @@ def _load_kernels(chosen, config: TrainConfig) -> None:
     """Compile, or read from the cache, every kernel in use; says how long it took."""
     import numba
 
+    from . import plan
     from .start import load_kernels
 
     ready = f"kernels ready in {load_kernels(chosen, config.model, config.run.batch_size):.1f} s"
     if chosen.name != "cpu":
         say(ready)
+        plan.check_fits(config, chosen.memory)  # again: scratch memory and code are in place now
         return
     layer, threads = numba.threading_layer(), numba.get_num_threads()
     say(f"{ready}; {threads} thread{'s' * (threads > 1)} ({layer})")
@@ -208,7 +226,3 @@ def _resumed_config(config: TrainConfig, given, kept: TrainConfig, folder: Path)
                 raise UserError(f"{flag} {value} differs from the {old} of {folder}; "
                                 f"{_changeable()}")
     return kept
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -16,7 +16,7 @@ import kernels
 
 from .errors import UserError
 from .memory import HOST
-from .program import say
+from .program import SMALLER_RUN, say
 
 OLDEST = (8, 0)  # compute capability of the A100; bf16 and cp.async begin there
 INSTALL = "pip install '.[cu13]'"
@@ -45,15 +45,19 @@ def op_table(backend: str) -> SimpleNamespace:
     return registry.op_table(backend)
 
 
-def choose(device: str) -> Device:
-    """The backend for `--device` auto, cpu or cuda; UserError when cuda is asked for in vain."""
+def choose(device: str, smaller: str = SMALLER_RUN) -> Device:
+    """The backend for `--device` auto, cpu or cuda; UserError when cuda is asked for in vain.
+
+    `smaller` says what needs less memory, for the line that is printed when a GPU's is full.
+    """
     if device == "cpu":
         return Device("cpu", op_table("cpu"), HOST, "device: cpu")
     problem = cuda_problem()
     if not problem:
         from .device_memory import DeviceMemory
 
-        return Device("cuda", op_table("gpu"), DeviceMemory(), f"device: cuda ({gpu().line})")
+        return Device("cuda", op_table("gpu"), DeviceMemory(smaller),
+                      f"device: cuda ({gpu().line})")
     if device == "cuda":
         raise UserError(f"--device cuda: {problem}; use --device cpu")
     return Device("cpu", op_table("cpu"), HOST, f"device: cpu ({problem})")

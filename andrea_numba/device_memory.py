@@ -18,6 +18,7 @@ from kernels.common.cuda import cuda, driver
 from kernels.common.launch import using_stream
 
 from .errors import UserError
+from .program import SMALLER_RUN
 
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 UPLOADS, DOWNLOADS = 2, 4  # places; a step downloads twice, its losses and its norm
@@ -69,8 +70,9 @@ class DeviceMemory:
 
     kind = "GPU memory"
 
-    def __init__(self):
+    def __init__(self, smaller: str = SMALLER_RUN):
         self.compute, self.copies = _stream(), _stream()
+        self._smaller = smaller  # what needs less memory
 
     def empty(self, size: int, dtype=np.float32) -> DeviceArray:
         dtype = np.dtype(dtype)
@@ -79,8 +81,8 @@ class DeviceMemory:
         except Exception as error:
             if "OUT_OF_MEMORY" not in str(error):
                 raise
-            raise UserError(f"the GPU has no {size * dtype.itemsize:,} bytes left; a smaller "
-                            "--batch-size or model may fit") from None
+            raise UserError(f"the GPU has no {size * dtype.itemsize:,} bytes left; "
+                            f"{self._smaller}, and --device cpu needs none of them") from None
         return DeviceArray(owner, owner.device_ctypes_pointer.value, (size,), dtype)
 
     def zeros(self, size: int, dtype=np.float32) -> DeviceArray:
@@ -106,6 +108,10 @@ class DeviceMemory:
     def transfers(self, size: int) -> DeviceTransfers:
         return DeviceTransfers(self, size)
 
+    def transfer_bytes(self, size: int) -> int:
+        """What `transfers(size)` takes of this memory."""
+        return UPLOADS * 2 * size * np.dtype(np.int32).itemsize
+
     def wait(self) -> None:
         self.compute.synchronize()
 
@@ -113,10 +119,10 @@ class DeviceMemory:
         return using_stream(self.compute)
 
     def free_bytes(self) -> int:
-        return cuda.current_context().get_memory_info().free
+        return _memory_info().free
 
     def held_bytes(self) -> int:
-        free, total = cuda.current_context().get_memory_info()
+        free, total = _memory_info()
         return total - free
 
 
@@ -184,6 +190,13 @@ class _Download:
             receive, self.receive = self.receive, None
             self.done.synchronize()
             receive()
+
+
+def _memory_info():
+    """Free and total bytes of the device."""
+    context = cuda.current_context()
+    context.memory_manager.deallocations.clear()  # numba keeps arrays for a while after their end
+    return context.get_memory_info()
 
 
 def _stream():

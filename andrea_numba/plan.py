@@ -19,8 +19,12 @@ from .parameters import ParameterTable
 PROBE_ROWS = 1024  # tokens in a probe step; more would say no more about the speed
 
 
-def memory(config: TrainConfig, baseline: int) -> dict[str, int]:
-    """Bytes by group of everything a run allocates; `baseline` is what the process holds before."""
+def memory(config: TrainConfig, baseline: int, place=HOST) -> dict[str, int]:
+    """Bytes by group of everything a run allocates; `baseline` is what the process holds before.
+
+    Of a GPU that is also its runtime, the compiled kernels and, once they were tried, the scratch
+    memory of the ops.
+    """
     table = ParameterTable(config.model)
     groups = {"weights": 4 * table.size, "gradients": 4 * table.size,
               "AdamW moments": 8 * table.size}
@@ -28,20 +32,29 @@ def memory(config: TrainConfig, baseline: int) -> dict[str, int]:
         groups[buffer.group] = groups.get(buffer.group, 0) + 4 * buffer.size
     cache = 2 * config.model.n_layer * config.model.context * config.model.d_model
     groups["key-value cache of samples"] = 4 * cache
-    groups["in use before (runtime, compiled kernels)"] = baseline
+    if place is not HOST:
+        context = config.model.context
+        groups["token ids on their way"] = (place.transfer_bytes(config.run.batch_size * context)
+                                            + place.transfer_bytes(context))
+    scratch = "" if place is HOST else ", scratch"
+    groups[f"in use before (runtime, compiled kernels{scratch})"] = baseline
     return groups
 
 
 def check_fits(config: TrainConfig, place=HOST) -> None:
-    """Raise UserError when the plan exceeds the free memory, naming the batch that would fit."""
+    """Raise UserError when the plan exceeds the free memory, naming the batch that would fit.
+
+    On a GPU the answer is final once kernels were tried at their size: the baseline then holds all
+    that is not planned.
+    """
     free = place.free_bytes()
-    needed = sum(memory(config, 0).values())
+    needed = sum(memory(config, 0, place).values())
     if not free or needed <= free:
         return
     single = dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=1))
-    one = sum(memory(single, 0).values())
+    one = sum(memory(single, 0, place).values())
     pair = dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=2))
-    per_sequence = sum(memory(pair, 0).values()) - one
+    per_sequence = sum(memory(pair, 0, place).values()) - one
     fits = 1 + (free - one) // per_sequence
     remedy = (f"--batch-size {fits} would fit (--grad-accum makes up for a smaller batch)"
               if fits >= 1 else "lower --context, --n-layer, --d-model or --vocab-size")
@@ -59,7 +72,7 @@ def report(config: TrainConfig, ops, place=HOST) -> str:
     step_seconds = probe(config, ops, place)
     counted = (f" ({table.count_untied:,} when the tied table is counted once per use)"
                if m.tied else "")
-    groups = memory(config, baseline)
+    groups = memory(config, baseline, place)
     lines = [
         f"model        {m.n_layer} blocks, d_model {m.d_model}, {m.n_head} heads of {m.head_dim}, "
         f"context {m.context}, vocabulary {m.vocab_size} (padded to {m.padded_vocab_size})",

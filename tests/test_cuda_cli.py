@@ -7,7 +7,7 @@ import sys
 
 import pytest
 import vgpu.presence
-from helpers import ROOT, TEXT, events, refused
+from helpers import ROOT, TEXT, events, refused, run_program
 
 pytest.importorskip("numba_cuda")
 
@@ -65,3 +65,17 @@ def test_a_plan_that_does_not_fit_is_refused_before_anything_is_allocated(progra
                      "--device", "cuda", "--out", "large")
     refused(result, "GPU memory", "--batch-size", "would fit")
     assert not (folder / "large").exists()
+
+
+@pytest.mark.skipif(vgpu.presence.real_gpu(), reason="a real GPU has more memory than this model")
+def test_generation_that_does_not_fit_names_a_remedy_it_has(folder):
+    trained = run_program("andrea-train", "t.txt", *SMALL, "--d-model", 256, "--steps", 1,
+                          "--device", "cpu", "--out", "wide", cwd=folder)
+    assert trained.returncode == 0, trained.stderr
+    full = subprocess.run(
+        [sys.executable, "-m", "tests.vgpu", "--memory", "0.001", "-m",
+         "andrea_numba.cli_generate", "wide", "--device", "cuda"],
+        cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True)
+    assert full.returncode == 2, full.stderr
+    assert re.search(r"^andrea-generate: error: the GPU has no [\d,]+ bytes left; --no-cache takes "
+                     r"less memory, .*, and --device cpu needs none of them$", full.stderr, re.M)

@@ -1,5 +1,8 @@
 """Which device is chosen, and the one line that says why; none of it needs a GPU."""
 
+import os
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -11,6 +14,7 @@ from helpers import ROOT, refused, run_program
 from andrea_numba import device
 from andrea_numba.errors import UserError
 from andrea_numba.memory import HOST
+from andrea_numba.program import run_program as run_action
 
 NEW = device.Gpu("GPU", (9, 0), (13, 0))
 
@@ -140,3 +144,77 @@ def test_cuda_without_a_gpu_fails_soon_and_leaves_nothing(text):
     assert not (text / "runs").exists()
     if "driver" in result.stderr:  # numba-cuda was imported and asked
         assert time.perf_counter() - started < 30  # 5 s on an idle machine
+
+
+@pytest.mark.parametrize(("smaller", "end"), [
+    ("less of it may fit", "not enough memory (3 TB); less of it may fit\n"),
+    ("", "not enough memory (3 TB)\n")])
+def test_memory_that_is_short_is_one_line_with_the_programs_own_remedy(capsys, smaller, end):
+    def action():
+        raise MemoryError("3 TB")
+
+    assert run_action("program", action, smaller) == 2
+    assert capsys.readouterr().err == f"program: error: {end}"
+
+
+# ---- signals while a program starts
+
+# Python's own handler: a job in the background of a script may have inherited "ignore SIGINT".
+AT_IMPORT = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
+class Strike:
+    def find_spec(self, name, path=None, target=None):
+        if name == {name!r}:
+            os.kill(os.getpid(), {number})
+sys.meta_path.insert(0, Strike())
+"""
+STARTERS = {
+    "andrea-train": [str(ROOT / "bin" / "andrea-train"), "t.txt"],
+    "andrea-generate": [str(ROOT / "bin" / "andrea-generate")],
+    "cli_train": ["-m", "andrea_numba.cli_train", "t.txt"],
+    "cli_generate": ["-m", "andrea_numba.cli_generate"],
+}
+
+
+def ended_by(number: int, process_result, program: str) -> None:
+    """The exit code of a signal, and for SIGINT one line; never a traceback."""
+    assert process_result.returncode == 128 + number, process_result.stderr
+    said = re.sub(r"^(device: .*|compiling kernels .*|)\n", "", process_result.stderr, flags=re.M)
+    assert said == (f"{program}: interrupted\n" if number == signal.SIGINT else "")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(("starter", "module"), [
+    *((starter, "argparse") for starter in STARTERS),  # the first that takes time
+    ("andrea-train", "numpy"), ("cli_train", "numba.core.types"), ("cli_generate", "numpy"),
+    ("andrea-train", "andrea_numba.corpora"),
+])
+def test_a_signal_in_an_import_ends_the_program_quietly(text, starter, module, number):
+    (text / "sitecustomize.py").write_text(AT_IMPORT.format(name=module, number=int(number)))
+    environment = {**os.environ, "PYTHONPATH": f"{text}{os.pathsep}{ROOT}"}
+    before = sorted(text.iterdir())
+    result = subprocess.run([sys.executable, *STARTERS[starter]], cwd=text, env=environment,
+                            capture_output=True, text=True, timeout=120)
+    ended_by(number, result, "andrea-" + re.split("[-_]", starter)[1])
+    assert sorted(p for p in text.iterdir() if p.name != "__pycache__") == before
+
+
+@pytest.mark.parametrize("delay", [0.2, 1.5])
+def test_a_signal_while_kernels_are_compiled_ends_the_program_at_once(text, tmp_path, delay):
+    """Numba's compiler calls back from C, where an exception would be printed and forgotten."""
+    (text / "sitecustomize.py").write_text(AT_IMPORT.format(name="", number=0))
+    environment = {**os.environ, "PYTHONPATH": str(text), "ANDREA_CACHE_DIR": str(tmp_path / "c")}
+    process = subprocess.Popen(
+        [sys.executable, *STARTERS["andrea-train"], "--device", "cpu", "--context", "16"],
+        cwd=text, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    said = ""
+    while "compiling" not in said:
+        said += process.stderr.readline()
+        assert process.poll() is None, said
+    time.sleep(delay)
+    process.send_signal(signal.SIGINT)
+    _, rest = process.communicate(timeout=20)
+    ended_by(signal.SIGINT, subprocess.CompletedProcess([], process.returncode, "", said + rest),
+             "andrea-train")
+    assert not (text / "runs").exists()

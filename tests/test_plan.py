@@ -1,15 +1,19 @@
 """The plan: what it counts is what gets allocated, and what does not fit is refused."""
 
-import pytest
-from helpers import tiny_config
+import gc
 
-from andrea_numba import metrics, plan
+import pytest
+import vgpu
+from helpers import dataset, tiny_config
+
+from andrea_numba import cli_train, device, metrics, plan, start
 from andrea_numba.buffers import Buffers
 from andrea_numba.buffers import plan as buffer_plan
 from andrea_numba.config import PRESETS, ModelConfig
 from andrea_numba.errors import UserError
 from andrea_numba.memory import HOST
 from andrea_numba.parameters import ALIGNMENT, ParameterTable
+from andrea_numba.trainer import Trainer
 
 
 def config_with_vocabulary():
@@ -67,6 +71,54 @@ def test_what_does_not_fit_is_refused_with_the_batch_that_would(monkeypatch):
         plan.check_fits(config)
     monkeypatch.setattr(HOST, "free_bytes", lambda: 0)  # the system does not say
     plan.check_fits(config)
+
+
+def test_a_run_on_a_gpu_takes_what_the_plan_says(tmp_path):
+    """Once its kernels were tried: their scratch memory is part of the baseline then."""
+    pytest.importorskip("numba_cuda")
+    cuda = device.choose("cuda")
+    config = tiny_config(d_model=8, n_layer=1, context=8, batch_size=2)
+    text = dataset(config, tmp_path)
+    with cuda.memory.queue():
+        first = cuda.memory.held_bytes()
+        start.load_kernels(cuda, config.model, config.run.batch_size)
+        gc.collect()
+        baseline = cuda.memory.held_bytes()
+        assert baseline > first
+        planned = plan.memory(config, baseline, cuda.memory)
+        trainer = Trainer(config, cuda.ops, text, memory=cuda.memory)
+        trainer.step()
+        trainer.evaluator().score(100)
+        trainer.decoder().prefill(text.train[:4])
+        held = cuda.memory.held_bytes()
+    assert planned["token ids on their way"] == 4 * 2 * 2 * (2 * 8 + 8)
+    if vgpu.installed():  # a real one gives memory out in large pieces
+        assert held - baseline == pytest.approx(sum(planned.values()) - baseline, rel=0.03)
+    else:
+        assert held <= sum(planned.values()) + (32 << 20)
+
+
+def test_a_gpu_is_asked_again_when_the_kernels_were_tried(monkeypatch):
+    """What they took may be what is missing."""
+    class Full:
+        kind = "GPU memory"
+
+        def free_bytes(self):
+            return free[0]
+
+        def transfer_bytes(self, size):
+            return 16 * size
+
+    def load_kernels(*arguments):
+        free[0] -= 1
+        return 0.0
+
+    config, place = config_with_vocabulary(), Full()
+    free = [sum(plan.memory(config, 0, place).values())]
+    monkeypatch.setattr(start, "load_kernels", load_kernels)
+    plan.check_fits(config, place)
+    with pytest.raises(UserError, match=r"of GPU memory .*--batch-size 3 would fit"):
+        cli_train._load_kernels(device.SimpleNamespace(name="cuda", memory=place), config)
 
 
 def test_flops_of_120m():
