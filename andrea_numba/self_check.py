@@ -33,10 +33,10 @@ class Record:
     """What is known of one machine, kernel source and model shape: a file in the cache."""
 
     def __init__(self, model: ModelConfig, training: bool):
-        from kernels.common.cuda import linker_version, versions
+        from kernels.common.cuda import versions
 
         shape = dataclasses.asdict(dataclasses.replace(model, n_layer=1))
-        self._content = json.dumps([versions(), linker_version(), shape, training])
+        self._content = json.dumps([versions(), shape, training])
         name = hashlib.sha256(self._content.encode()).hexdigest()[:16]
         self._path = cache_folder() / f"checked-{name}.json"
 

@@ -163,22 +163,27 @@ def main(argv: list[str] | None = None) -> int:
         for warning in untested_versions():
             print(f"warning: {warning}", file=sys.stderr)
     print("; ".join(f"{key} {value}" for key, value in about.items()), file=sys.stderr)
-    rows, wrong = [], False
+    try:  # before minutes of work
+        file = open(options.csv or os.devnull, "w", encoding="utf-8", newline="")  # noqa: SIM115
+    except OSError as error:
+        parser.error(f"--csv {options.csv} cannot be written: {error.strerror}")
+    rows, wrong = 0, False
     print(table_line(COLUMNS))
-    for op in OPS if options.all else options.ops:
-        for row in bench(op, backends, options.quick, about.get("gpu", "")):
-            if isinstance(row, str):
-                print(row, file=sys.stderr)
-                wrong = True
-                continue
-            rows.append(row | about)
-            print(table_line(row[column] for column in COLUMNS), flush=True)
+    with file:
+        writer = csv.DictWriter(file, (*COLUMNS, *about))
+        writer.writeheader()
+        for op in OPS if options.all else options.ops:
+            for row in bench(op, backends, options.quick, about.get("gpu", "")):
+                if isinstance(row, str):
+                    print(row, file=sys.stderr)
+                    wrong = True
+                    continue
+                rows += 1
+                writer.writerow(row | about)
+                file.flush()  # what was measured stays when the run is stopped
+                print(table_line(row[column] for column in COLUMNS), flush=True)
     if options.csv:
-        with open(options.csv, "w", encoding="utf-8", newline="") as file:
-            writer = csv.DictWriter(file, (*COLUMNS, *about))
-            writer.writeheader()
-            writer.writerows(rows)
-        print(f"{len(rows)} rows written to {options.csv}", file=sys.stderr)
+        print(f"{rows} rows written to {options.csv}", file=sys.stderr)
     return 1 if wrong else 0
 
 

@@ -17,7 +17,7 @@ A kernel runs after its launch returns, so that its error shows up in some later
 CUDA_LAUNCH_BLOCKING=1 in the environment a launch waits, and names its kernel if it failed.
 
 Importing this file compiles nothing, touches no device and changes no setting. It raises
-ImportError, in one line, where numba-cuda is not installed.
+ImportError, in one line, where numba-cuda is not installed or does not fit the rest.
 """
 
 import functools
@@ -38,7 +38,7 @@ from .cache import CacheFile, CacheImpl, LazyCache, source_hash
 
 try:
     import numba_cuda
-    from cuda import core
+    from cuda import bindings, core
     from cuda.bindings import nvjitlink
     from numba import cuda
     from numba.cuda import cgutils, types
@@ -47,7 +47,7 @@ try:
     from numba.cuda.cudadrv.driver import binding, driver
     from numba.cuda.dispatcher import CUDACache, CUDACacheImpl
     from numba.cuda.extending import intrinsic
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # the latter from versions that do not fit
     target = sys.modules.get("numba.cuda")
     found = getattr(target, "implementation", None)
     if found == "NVIDIA" and target.config.ENABLE_CUDASIM:
@@ -56,6 +56,8 @@ except ImportError as error:
     problem = "numba-cuda not installed"
     if found == "Built-in":
         problem += f", only numba's own CUDA target ({found})"
+    elif isinstance(error, AttributeError):
+        problem = "the installed versions of numba, numba-cuda and cuda-python do not fit together"
     elif sys.modules.get("numba_cuda"):
         problem = "a package that numba-cuda needs cannot be imported"
     raise ImportError(
@@ -72,7 +74,7 @@ float32 = types.float32
 Floats = types.CPointer(float32)
 Ints = types.CPointer(int32)
 
-TESTED = {"numba-cuda": "0.30", "cuda-core": "1.2"}
+TESTED = {"numba-cuda": "0.30", "cuda-core": "1.2", "cuda-bindings": "13.4", "nvJitLink": "13.5"}
 BLOCKING = os.environ.get("CUDA_LAUNCH_BLOCKING") == "1"  # each launch waits for its kernel
 SHARED_WITHOUT_OPT_IN = 48 << 10  # bytes of a block, static and dynamic
 _NUMBERS = {int32: np.int32, int64: np.int64, uint32: np.uint32, uint64: np.uint64,
@@ -322,16 +324,25 @@ def versions() -> dict[str, str]:
         "capability": "{}.{}".format(*devices.get_context().device.compute_capability),
         "driver": found[1] if found else "unknown",
         "cuda": f"{driver_version // 1000}.{driver_version % 1000 // 10}",
+        **compiler_versions(),
+    }
+
+
+def compiler_versions() -> dict[str, str]:
+    """What compiles and launches kernels: the figures of two machines depend on it."""
+    return {
         "numba-cuda": numba_cuda.__version__,
         "cuda-core": core.__version__,
+        "cuda-bindings": bindings.__version__,
+        "nvJitLink": linker_version(),
     }
 
 
 def untested_versions() -> list[str]:
     """One line for each package that is not of a version these kernels are tested with."""
-    found = {"numba-cuda": numba_cuda.__version__, "cuda-core": core.__version__}
+    found = compiler_versions()
     return [f"{name} {found[name]} is not the tested {tested}.*"
-            for name, tested in TESTED.items() if not found[name].startswith(f"{tested}.")]
+            for name, tested in TESTED.items() if not f"{found[name]}.".startswith(f"{tested}.")]
 
 
 def _read(path: str) -> str:

@@ -136,6 +136,15 @@ def test_without_numba_cuda_it_says_what_to_install(tmp_path, hidden, words):
     assert words in out and "pip install '.[cu13]'" in out and "\n" not in out and err == ""
 
 
+def test_versions_that_do_not_fit_are_one_line(tmp_path):
+    """numba-cuda 0.29 on numba 0.68 ends its import with an AttributeError."""
+    (tmp_path / "numba_cuda.py").write_text("raise AttributeError('no NPDatetime')")
+    code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+            "from kernels import registry; print(registry.problem('gpu'))")
+    out, err = run(tmp_path, code)
+    assert "do not fit together" in out and "NPDatetime" in out and "\n" not in out and err == ""
+
+
 def test_numbas_own_target_and_simulator_are_reported(tmp_path):
     code = ("import sys; sys.meta_path[:] = [f for f in sys.meta_path if 'Numba' not in "
             "type(f).__name__]\nfrom kernels import registry; print(registry.problem('gpu'))")

@@ -46,12 +46,21 @@ def test_faults(changed, words):
 
 def test_what_is_no_fault():
     assert faults_of([dataclasses.replace(ROW, registers=44)], [ROW]) == [], "10 %"
-    newer = dataclasses.replace(ROW, registers=99, nvjitlink="13.6")
-    assert faults_of([newer], [ROW]) == [], "another assembler"
+    other = dataclasses.replace(ROW, registers=99, stack=40, spills=44, nvjitlink="13.0")
+    assert faults_of([other], [ROW]) == [], "another assembler"
+    assert "spilled" in faults_of([other], [])[0], "it has no row"
     spilling = dataclasses.replace(ROW, stack=16, spills=16)
     assert faults_of([spilling], [dataclasses.replace(spilling, reason="measured")]) == []
     spilling = dataclasses.replace(ROW, stack=24)
     assert faults_of([spilling], [dataclasses.replace(spilling, reason="too much")]) != []
+
+
+def test_another_assembler_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(compile_report, "compile_all", lambda: [ROW])
+    monkeypatch.setattr(compile_report, "read_table",
+                        lambda: [dataclasses.replace(ROW, registers=20, nvjitlink="13.0")])
+    assert compile_report.main(["--check"]) == 0
+    assert "nvJitLink 13.5 is not the table's 13.0" in capsys.readouterr().err
 
 
 def test_rows_of_kernels_that_are_gone_are_faults():

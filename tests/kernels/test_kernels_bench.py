@@ -26,6 +26,12 @@ def test_a_row_for_each_function_and_a_csv_with_the_machine(capsys, tmp_path):
         assert row["processor"] and row["numpy"]
 
 
+def test_a_csv_that_cannot_be_written_is_refused_at_once(capsys, tmp_path):
+    with pytest.raises(SystemExit, match="2"):
+        bench.main(["gelu", "--csv", str(tmp_path / "none" / "rows.csv")])
+    assert "rows.csv cannot be written: No such file" in capsys.readouterr().err
+
+
 def test_a_wrong_op_is_not_timed(capsys, monkeypatch):
     def drops_the_branch(dx, dout, dbranch):
         dx[:] = dout
@@ -47,7 +53,7 @@ def test_the_gpu_is_timed_by_events_and_compared_with_its_ceilings(capsys, monke
         found = list(csv.DictReader(rows))
     assert [row["op"] for row in found] == ["gelu.forward", "gelu.backward"]
     for row in found:
-        assert row["of limit"].endswith("%") and row["gpu"] and row["cuda"] and row["numba-cuda"]
+        assert row["of limit"].endswith("%") and row["gpu"] and row["cuda"] and row["nvJitLink"]
 
 
 def test_without_a_gpu_it_says_so(capsys, monkeypatch):
@@ -62,6 +68,7 @@ def test_other_versions_are_warned_of(monkeypatch):
     pytest.importorskip("numba_cuda")
     from kernels.common import cuda
 
+    monkeypatch.setattr(cuda, "TESTED", cuda.compiler_versions())
     assert cuda.untested_versions() == []
     monkeypatch.setitem(cuda.TESTED, "cuda-core", "0.9")
     assert [line.endswith("is not the tested 0.9.*") for line in cuda.untested_versions()] == [True]
