@@ -1,8 +1,8 @@
 """Every activation and activation gradient, allocated once before the first step.
 
-`plan` lists name, group and shape of each buffer, so that the bytes can be printed and refused
-before anything is allocated; `Buffers` carves them out of one arena and hands out named views,
-also for smaller batches and shorter sequences than planned.
+`plan` lists name, group, shape and dtype of each buffer, so that the bytes can be printed and
+refused before anything is allocated; `Buffers` carves them out of one arena for each dtype and
+hands out named views, also for smaller batches and shorter sequences than planned.
 """
 
 from __future__ import annotations
@@ -13,76 +13,96 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from kernels.common.spec import BFLOAT16
+
 from .config import ModelConfig
 from .memory import HOST
 from .parameters import ALIGNMENT
 
+PRECISIONS = {"fp32": np.dtype(np.float32), "bf16": BFLOAT16}  # of the operands of products
+FLOAT = PRECISIONS["fp32"]
+
 
 @dataclass(frozen=True)
 class Buffer:
-    """One planned array of 4-byte elements (8-byte in the float64 reference)."""
+    """One planned array."""
 
     group: str
     name: str
     shape: tuple[int, ...]
+    dtype: np.dtype
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
+    @property
+    def nbytes(self) -> int:
+        return self.size * self.dtype.itemsize
 
-def _block(model: ModelConfig, batch: int, length: int) -> dict[str, tuple[int, ...]]:
-    """What one block keeps for its backward pass."""
+
+def _block(model: ModelConfig, batch: int, length: int, operand: np.dtype) -> dict[str, tuple]:
+    """What one block keeps for its backward pass: shape and dtype by name."""
     n, d = batch * length, model.d_model
     return {
-        "ln_1": (n, d), "ln_1_mean": (n,), "ln_1_rstd": (n,),
-        "qkv": (n, 3 * d), "attn": (n, d), "lse": (batch, model.n_head, length),
-        "x_mid": (n, d),
-        "ln_2": (n, d), "ln_2_mean": (n,), "ln_2_rstd": (n,),
-        "fc": (n, 4 * d), "fc_gelu": (n, 4 * d),
-        "x_out": (n, d),
+        "ln_1": ((n, d), operand), "ln_1_mean": ((n,), FLOAT), "ln_1_rstd": ((n,), FLOAT),
+        "qkv": ((n, 3 * d), operand), "attn": ((n, d), operand),
+        "lse": ((batch, model.n_head, length), FLOAT), "x_mid": ((n, d), FLOAT),
+        "ln_2": ((n, d), operand), "ln_2_mean": ((n,), FLOAT), "ln_2_rstd": ((n,), FLOAT),
+        "fc": ((n, 4 * d), operand), "fc_gelu": ((n, 4 * d), operand),
+        "x_out": ((n, d), FLOAT),
     }
 
 
-def plan(model: ModelConfig, batch: int, length: int, training: bool) -> list[Buffer]:
+def plan(model: ModelConfig, batch: int, length: int, training: bool,
+         precision: str = "fp32") -> list[Buffer]:
     """The buffers of a forward pass over [batch, length] ids, and of its backward if `training`.
 
-    Without training all blocks share one set, and logits exist for the last position alone.
+    Without training all blocks share one set, and logits exist for the last position alone. In
+    "bf16" the operands of products are bfloat16; the residual stream, its gradient and all
+    statistics stay float32.
     """
     n, d, vocabulary = batch * length, model.d_model, model.padded_vocab_size
-    shapes = [("activations", "x", (n, d)), ("activations", "delta", (n, d))]
+    operand = PRECISIONS[precision]
+    groups = {"activations": {"x": ((n, d), FLOAT)}}
     for layer in range(model.n_layer if training else 1):
-        shapes += [("activations", f"blocks.{layer}.{name}", shape)
-                   for name, shape in _block(model, batch, length).items()]
-    shapes += [("activations", "ln_f", (n, d)), ("activations", "ln_f_mean", (n,)),
-               ("activations", "ln_f_rstd", (n,))]
+        groups["activations"] |= {f"blocks.{layer}.{name}": entry for name, entry
+                                  in _block(model, batch, length, operand).items()}
+    groups["activations"] |= {"ln_f": ((n, d), operand), "ln_f_mean": ((n,), FLOAT),
+                              "ln_f_rstd": ((n,), FLOAT)}
     rows = n if training else batch
-    shapes += [("logits", "logits", (rows, vocabulary)), ("logits", "losses", (rows,))]
+    groups["logits"] = {"logits": ((rows, vocabulary), operand), "losses": ((rows,), FLOAT)}
     if training:
-        shapes += [("activation gradients", name, shape) for name, shape in {
-            "dx": (n, d), "dbranch": (n, d), "dln": (n, d), "dattn": (n, d),
-            "dqkv": (n, 3 * d), "dfc": (n, 4 * d),
-        }.items()]
-    return [Buffer(*entry) for entry in shapes]
+        groups["activation gradients"] = {
+            "dx": ((n, d), FLOAT), "dln": ((n, d), operand), "dattn": ((n, d), operand),
+            "dqkv": ((n, 3 * d), operand), "dfc": ((n, 4 * d), operand),
+        }
+        if precision == "bf16":
+            groups["activation gradients"]["dx_bf16"] = (n, d), operand
+    return [Buffer(group, name, shape, dtype) for group, entries in groups.items()
+            for name, (shape, dtype) in entries.items()]
 
 
 class Buffers:
-    """The planned buffers in one arena.
+    """The planned buffers, in one arena for each dtype.
 
-    `views(batch, length)` gives a namespace `.x .delta .blocks[i].qkv … .logits .losses .dx …`
-    for any batch and length whose arrays fit into the planned ones.
+    `views(batch, length)` gives a namespace `.x .blocks[i].qkv … .logits .losses .dx …` for any
+    batch and length whose arrays fit into the planned ones. `.dx_operand` is the gradient of the
+    residual stream as products read it: `.dx_bf16`, or `.dx` itself in float32. `dtype` float64
+    is for the reference.
     """
 
     def __init__(self, model: ModelConfig, batch: int, length: int, training: bool,
                  dtype=np.float32, memory=HOST):
-        self.model, self.training = model, training
-        step = ALIGNMENT // np.dtype(dtype).itemsize
+        self.model, self.training, self.precision = model, training, memory.precision
         self._offsets: dict[str, int] = {}
-        offset = 0
-        for buffer in plan(model, batch, length, training):
-            self._offsets[buffer.name] = offset
-            offset += math.ceil(buffer.size / step) * step
-        self._arena = memory.empty(offset, dtype)
+        sizes: dict[np.dtype, int] = {}
+        for buffer in plan(model, batch, length, training, self.precision):
+            offset = self._offsets[buffer.name] = sizes.get(buffer.dtype, 0)
+            step = ALIGNMENT // buffer.dtype.itemsize
+            sizes[buffer.dtype] = offset + math.ceil(buffer.size / step) * step
+        self._arenas = {kind: memory.empty(size, dtype if kind == FLOAT else kind)
+                        for kind, size in sizes.items()}
         self._views: dict[tuple[int, int], SimpleNamespace] = {}
 
     def views(self, batch: int, length: int) -> SimpleNamespace:
@@ -91,14 +111,17 @@ class Buffers:
         return self._views[batch, length]
 
     def _make_views(self, batch: int, length: int) -> SimpleNamespace:
-        views = SimpleNamespace(blocks=[])
-        for buffer in plan(self.model, batch, length, self.training):
+        views = SimpleNamespace(blocks=[], dx_bf16=None)
+        for buffer in plan(self.model, batch, length, self.training, self.precision):
             start = self._offsets[buffer.name]
-            array = self._arena[start:start + buffer.size].reshape(buffer.shape)
+            arena = self._arenas[buffer.dtype]
+            array = arena[start:start + buffer.size].reshape(buffer.shape)
             *block, short = buffer.name.split(".")
             if block and int(block[1]) == len(views.blocks):
                 views.blocks.append(SimpleNamespace())
             setattr(views.blocks[-1] if block else views, short, array)
-        if not self.training:
+        if self.training:
+            views.dx_operand = views.dx if views.dx_bf16 is None else views.dx_bf16
+        else:
             views.blocks *= self.model.n_layer
         return views

@@ -90,12 +90,14 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     from . import checkpoint, device
     from .decoder import Decoder
     from .generate import prompt_ids
+    from .optimizer import as_operands
+    from .parameters import ParameterTable
     from .start import load_kernels
 
     loaded = checkpoint.load(checkpoint.find(config.checkpoint))
     tokenizer = loaded.tokenizer
     ids = prompt_ids(tokenizer, prompt)
-    chosen = device.choose(config.device, SMALLER)
+    chosen = device.choose(config.device, config.precision, config.graph, SMALLER)
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
     if len(ids) > loaded.model.context:
@@ -104,8 +106,8 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         if config.max_tokens:
             load_kernels(chosen, loaded.model, batch=1, training=False)
         weights = chosen.memory.put(loaded.weights)
-        decoder = Decoder(loaded.model, weights, chosen.ops, cache=config.cache,
-                          memory=chosen.memory)
+        p = ParameterTable(loaded.model).views(weights, as_operands(chosen.memory, weights))
+        decoder = Decoder(loaded.model, p, chosen.ops, config.cache, memory=chosen.memory)
         _write_samples(config, prompt, decoder, tokenizer)
 
 

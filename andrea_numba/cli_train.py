@@ -34,9 +34,9 @@ Exit codes: 0 done, 1 a bug, 2 something to correct, 3 diverged, 130 and 143 int
 or SIGTERM; a run in training finishes its step and saves first."""
 
 # What --resume may change; the rest is taken from the checkpoint and must agree with it.
-CHANGEABLE = {"data", "val_data", "encoding", "steps", "device", "threads", "out", "resume",
-              "save_every", "eval_every", "eval_tokens", "sample_every", "sample_tokens",
-              "log_every", "plot"}
+CHANGEABLE = {"data", "val_data", "encoding", "steps", "device", "precision", "graph", "threads",
+              "out", "resume", "save_every", "eval_every", "eval_tokens", "sample_every",
+              "sample_tokens", "log_every", "plot"}
 
 
 def make_parser() -> args.Parser:
@@ -86,7 +86,8 @@ def _main(argv: Sequence[str] | None) -> int:
         return 0
     from . import device
 
-    chosen = device.choose(config.run.device)
+    run = config.run
+    chosen = device.choose(run.device, run.precision, run.graph)
     with chosen.memory.queue():
         return _run(config, given, chosen)
 

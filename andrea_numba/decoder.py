@@ -7,10 +7,9 @@ from types import SimpleNamespace
 import numpy as np
 
 from . import model
-from .buffers import Buffers
+from .buffers import PRECISIONS, Buffers
 from .config import ModelConfig
 from .memory import HOST
-from .parameters import ParameterTable
 
 
 class Decoder:
@@ -20,23 +19,23 @@ class Decoder:
     once; without it a step runs the whole window again. The logits are the same up to rounding.
     """
 
-    def __init__(self, config: ModelConfig, weights, ops, cache: bool = True,
+    def __init__(self, config: ModelConfig, p, ops, cache: bool = True,
                  buffers: Buffers | None = None, memory=HOST):
-        """`weights` and `buffers` lie in `memory`; `buffers` lends those of a trainer of the same
-        model, by default the decoder has its own."""
+        """`p` (a `ParameterTable`'s views) and `buffers` lie in `memory`; `buffers` lends those of
+        a trainer of the same model, by default the decoder has its own."""
         self.context = config.context
         self.length = 0
         self._config, self._ops, self._memory = config, ops, memory
-        self._p = ParameterTable(config).views(weights)
+        self._p = p
         self._buffers = buffers or Buffers(config, 1, config.context, False, memory=memory)
-        self._transfers = memory.transfers(config.context)
+        self._transfers, self._graphs = memory.transfers(config.context), memory.graphs()
         self._ids = np.zeros((1, config.context), np.int32)
         self._cache = None
         if cache:
             shape = (1, config.n_head, config.context, config.head_dim)
-            size = config.context * config.d_model
-            self._cache = [SimpleNamespace(k=memory.zeros(size).reshape(shape),
-                                           v=memory.zeros(size).reshape(shape))
+            size, dtype = config.context * config.d_model, PRECISIONS[memory.precision]
+            self._cache = [SimpleNamespace(k=memory.zeros(size, dtype).reshape(shape),
+                                           v=memory.zeros(size, dtype).reshape(shape))
                            for _ in range(config.n_layer)]
 
     def prefill(self, ids: np.ndarray) -> np.ndarray:
@@ -45,7 +44,7 @@ class Decoder:
             raise ValueError(f"prefill takes 1 to {self.context} tokens, got {len(ids)}")
         self.length = len(ids)
         self._ids[0, :self.length] = ids
-        return self._logits(self._ids[:, :self.length], 0)
+        return self._read_all()
 
     def step(self, token: int) -> np.ndarray:
         """Append one token; logits [vocab_size] for what comes next."""
@@ -54,13 +53,22 @@ class Decoder:
         self._ids[0, self.length] = token
         self.length += 1
         if self._cache is None:
-            return self._logits(self._ids[:, :self.length], 0)
-        return self._logits(self._ids[:, self.length - 1:self.length], self.length - 1)
+            return self._read_all()
+        ids, start = self._transfers.upload(self._ids[:, self.length - 1:self.length],
+                                            np.array([self.length - 1], np.int32))
+        self._graphs.replay("decode", (ids, start), lambda: self._run(ids, start))
+        return self._logits()
 
-    def _logits(self, ids: np.ndarray, start: int) -> np.ndarray:
-        ids, = self._transfers.upload(np.ascontiguousarray(ids))
+    def _read_all(self) -> np.ndarray:
+        ids, = self._transfers.upload(np.ascontiguousarray(self._ids[:, :self.length]))
+        self._run(ids, None)
+        return self._logits()
+
+    def _run(self, ids, start) -> None:
         a = self._buffers.views(*ids.shape)
         model.forward(self._ops, self._p, a, ids, start, self._cache)
-        logits = a.logits[:1]
-        model.head(self._ops, self._p, logits, a.ln_f[-1:])                         # [1, V]
-        return self._memory.get(logits)[0, :self._config.vocab_size]
+        model.head(self._ops, self._p, a.logits[:1], a.ln_f[-1:])                   # [1, V]
+
+    def _logits(self) -> np.ndarray:
+        logits = self._memory.get(self._buffers.views(1, 1).logits)[0]
+        return logits[:self._config.vocab_size].astype(np.float32)

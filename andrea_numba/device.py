@@ -45,22 +45,31 @@ def op_table(backend: str) -> SimpleNamespace:
     return registry.op_table(backend)
 
 
-def choose(device: str, smaller: str = SMALLER_RUN) -> Device:
+def choose(device: str, precision: str = "auto", graph: bool = True,
+           smaller: str = SMALLER_RUN) -> Device:
     """The backend for `--device` auto, cpu or cuda; UserError when cuda is asked for in vain.
 
-    `smaller` says what needs less memory, for the line that is printed when a GPU's is full.
+    `precision` is auto, fp32 or bf16, `graph` whether a GPU's steps are recorded. `smaller` says
+    what needs less memory, for the line that is printed when a GPU's is full.
     """
     if device == "cpu":
-        return Device("cpu", op_table("cpu"), HOST, "device: cpu")
+        return _cpu(precision, "device: cpu")
     problem = cuda_problem()
     if not problem:
         from .device_memory import DeviceMemory
 
-        return Device("cuda", op_table("gpu"), DeviceMemory(smaller),
-                      f"device: cuda ({gpu().line})")
+        precision = "bf16" if precision == "auto" else precision
+        return Device("cuda", op_table("gpu"), DeviceMemory(precision, graph, smaller),
+                      f"device: cuda ({gpu().line}), products in {precision}")
     if device == "cuda":
         raise UserError(f"--device cuda: {problem}; use --device cpu")
-    return Device("cpu", op_table("cpu"), HOST, f"device: cpu ({problem})")
+    return _cpu(precision, f"device: cpu ({problem})")
+
+
+def _cpu(precision: str, line: str) -> Device:
+    if precision == "bf16":
+        raise UserError(f"--precision bf16 needs a GPU, and this is {line}; use --precision fp32")
+    return Device("cpu", op_table("cpu"), HOST, line)
 
 
 def cuda_problem() -> str:

@@ -9,60 +9,21 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 from collections.abc import Callable
 
 import numpy as np
 
 from kernels.common.cuda import cuda, driver
+from kernels.common.device_array import DeviceArray
 from kernels.common.launch import using_stream
 
 from .errors import UserError
+from .graphs import Graphs
+from .memory import HostGraphs
 from .program import SMALLER_RUN
 
 NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 UPLOADS, DOWNLOADS = 2, 4  # places; a step downloads twice, its losses and its norm
-
-
-class DeviceArray:
-    """A C-contiguous array in device memory, or a part of one.
-
-    Numba's own class takes 30 µs to slice and 1 µs to tell its address, which a kernel with eight
-    arrays asks for eight times; here both are at hand.
-    """
-
-    __slots__ = ("__cuda_array_interface__", "address", "dtype", "owner", "shape", "size")
-
-    def __init__(self, owner, address: int, shape: tuple[int, ...], dtype: np.dtype):
-        self.owner = owner  # keeps the memory
-        self.address, self.shape, self.dtype = address, shape, dtype
-        self.size = math.prod(shape)
-        self.__cuda_array_interface__ = {"shape": shape, "typestr": dtype.str, "strides": None,
-                                         "data": (address, False), "version": 3}
-
-    @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, rows: slice) -> DeviceArray:
-        start, stop, step = rows.indices(len(self))
-        if step != 1:
-            raise ValueError(f"a device array has no view with step {step}")
-        row_bytes = math.prod(self.shape[1:]) * self.dtype.itemsize
-        shape = (max(0, stop - start), *self.shape[1:])
-        return DeviceArray(self.owner, self.address + start * row_bytes, shape, self.dtype)
-
-    def reshape(self, *shape: int | tuple[int, ...]) -> DeviceArray:
-        sizes = shape[0] if isinstance(shape[0], tuple) else shape
-        if -1 in sizes:
-            rest = -math.prod(sizes)
-            sizes = tuple(self.size // rest if size == -1 else size for size in sizes)
-        if math.prod(sizes) != self.size:
-            raise ValueError(f"a device array of shape {self.shape} cannot become {sizes}")
-        return DeviceArray(self.owner, self.address, sizes, self.dtype)
 
 
 class DeviceMemory:
@@ -70,8 +31,10 @@ class DeviceMemory:
 
     kind = "GPU memory"
 
-    def __init__(self, smaller: str = SMALLER_RUN):
+    def __init__(self, precision: str = "fp32", graph: bool = True, smaller: str = SMALLER_RUN):
+        self.precision = precision
         self.compute, self.copies = _stream(), _stream()
+        self._graph = graph  # whether `graphs` record
         self._smaller = smaller  # what needs less memory
 
     def empty(self, size: int, dtype=np.float32) -> DeviceArray:
@@ -107,6 +70,9 @@ class DeviceMemory:
 
     def transfers(self, size: int) -> DeviceTransfers:
         return DeviceTransfers(self, size)
+
+    def graphs(self) -> Graphs | HostGraphs:
+        return Graphs(self.compute) if self._graph else HostGraphs()
 
     def transfer_bytes(self, size: int) -> int:
         """What `transfers(size)` takes of this memory."""

@@ -7,17 +7,20 @@ one it is. Both offer
     put(array), get(array)     a host array brought here; an array from here as a host array
     clear(array)               set to zero
     transfers(size)            ids in and losses out, without stopping the work
+    graphs()                   its replay(key, arrays, work) calls work(), or repeats what that
+                               asked for in an earlier call with this key and these arrays
     wait()                     until all that was asked for is done
     queue()                    context manager: kernels run in this memory's order
     free_bytes(), held_bytes() what can still be allocated, and what is taken already; 0 where the
                                system does not say
+    precision                  of the operands of products: fp32 or bf16
     kind                       what messages call it
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 
@@ -28,7 +31,7 @@ from .parameters import aligned_zeros
 class HostMemory:
     """NumPy arrays: nothing has to move, and everything asked for is done at once."""
 
-    kind = "memory"
+    kind, precision = "memory", "fp32"
 
     def empty(self, size: int, dtype=np.float32) -> np.ndarray:
         return aligned_zeros(size, dtype)
@@ -47,6 +50,9 @@ class HostMemory:
 
     def transfers(self, size: int) -> HostTransfers:
         return HostTransfers()
+
+    def graphs(self) -> HostGraphs:
+        return HostGraphs()
 
     def wait(self) -> None:
         pass
@@ -74,6 +80,13 @@ class HostTransfers:
 
     def finish(self) -> None:
         """Wait until every download was received."""
+
+
+class HostGraphs:
+    """Nothing is recorded."""
+
+    def replay(self, key: Hashable, arrays: tuple, work: Callable[[], None]) -> None:
+        work()
 
 
 HOST = HostMemory()

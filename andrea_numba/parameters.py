@@ -103,17 +103,19 @@ class ParameterTable:
             return None
         return flat[tensor.offset:tensor.offset + tensor.size].reshape(tensor.shape)
 
-    def views(self, flat: np.ndarray) -> SimpleNamespace:
+    def views(self, flat: np.ndarray, operands: np.ndarray | None = None) -> SimpleNamespace:
         """Named views: `.wte .wpe .head .ln_f_gamma .ln_f_beta .blocks[i].w_qkv …`.
 
-        `.head` [padded vocabulary, d_model] is `wte` itself when the model is tied.
+        `.head` [padded vocabulary, d_model] is `wte` itself when the model is tied. The matrices
+        of products come from `operands` [size], the same values in another dtype, if given.
         """
+        operands = flat if operands is None else operands
         views = SimpleNamespace(blocks=[SimpleNamespace() for _ in range(self.model.n_layer)])
         for name in self.shapes:
             *block, short = name.split(".")
             owner = views.blocks[int(block[1])] if block else views
-            setattr(owner, short, self.view(flat, name))
-        views.head = views.wte if self.model.tied else views.w_head
+            setattr(owner, short, self.view(operands if short.startswith("w_") else flat, name))
+        views.head = self.view(operands, "wte" if self.model.tied else "w_head")
         return views
 
     def unpadded(self, flat: np.ndarray) -> dict[str, np.ndarray]:

@@ -8,12 +8,12 @@ import time
 import numpy as np
 
 from . import model
-from .buffers import Buffers, plan
+from .buffers import PRECISIONS, Buffers, plan
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .errors import UserError
 from .memory import HOST
 from .metrics import byte_size, duration, flops_per_token
-from .optimizer import Optimizer
+from .optimizer import RATES, Optimizer, as_operands
 from .parameters import ParameterTable
 
 PROBE_ROWS = 1024  # tokens in a probe step; more would say no more about the speed
@@ -28,14 +28,19 @@ def memory(config: TrainConfig, baseline: int, place=HOST) -> dict[str, int]:
     table = ParameterTable(config.model)
     groups = {"weights": 4 * table.size, "gradients": 4 * table.size,
               "AdamW moments": 8 * table.size}
-    for buffer in plan(config.model, config.run.batch_size, config.model.context, training=True):
-        groups[buffer.group] = groups.get(buffer.group, 0) + 4 * buffer.size
+    operand = PRECISIONS[place.precision]
+    if place.precision == "bf16":
+        groups["weights in bfloat16"] = operand.itemsize * table.size
+    for buffer in plan(config.model, config.run.batch_size, config.model.context, True,
+                       place.precision):
+        groups[buffer.group] = groups.get(buffer.group, 0) + buffer.nbytes
     cache = 2 * config.model.n_layer * config.model.context * config.model.d_model
-    groups["key-value cache of samples"] = 4 * cache
+    groups["key-value cache of samples"] = operand.itemsize * cache
     if place is not HOST:
         context = config.model.context
         groups["token ids on their way"] = (place.transfer_bytes(config.run.batch_size * context)
-                                            + place.transfer_bytes(context))
+                                            + place.transfer_bytes(context)
+                                            + place.transfer_bytes(RATES))
     scratch = "" if place is HOST else ", scratch"
     groups[f"in use before (runtime, compiled kernels{scratch})"] = baseline
     return groups
@@ -103,7 +108,8 @@ def _time_step(m: ModelConfig, sequences: int, ops, place) -> tuple[float, float
     """Seconds of forward and backward over some sequences, and of clearing and updating."""
     table = ParameterTable(m)
     weights, grads = place.zeros(table.size), place.zeros(table.size)
-    p, g = table.views(weights), table.views(grads)
+    operands = as_operands(place, weights)
+    p, g = table.views(weights, operands), table.views(grads)
     optimizer = Optimizer(ops, table, OptimizerConfig(), place)
     a = Buffers(m, sequences, m.context, True, memory=place).views(sequences, m.context)
     ids = place.put(np.zeros((sequences, m.context), np.int32))
@@ -114,8 +120,7 @@ def _time_step(m: ModelConfig, sequences: int, ops, place) -> tuple[float, float
         model.forward_backward(ops, p, g, a, ids, ids.reshape(-1), m.vocab_size, 1.0 / ids.size)
         place.wait()
         passes.append(time.perf_counter() - started)
-        optimizer.gradient_norm(grads)
-        optimizer.update(weights, grads, 0.0)
+        optimizer.update(weights, operands, grads, 0.0)
         place.clear(grads)
         place.wait()
         updates.append(time.perf_counter() - started - passes[-1])

@@ -33,9 +33,10 @@ def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool 
 
 
 def _check(device: Device, model: ModelConfig, training: bool) -> None:
-    record = self_check.Record(model, training)
+    record = self_check.Record(model, device.memory.precision, training)
     # Training's check decodes too.
-    if record.exists() or self_check.Record(model, training=True).exists():
+    if record.exists() or self_check.Record(model, device.memory.precision,
+                                                   training=True).exists():
         return
     say("first use of this model on this GPU: compiling the kernels and comparing each with the "
         "CPU, about a minute")

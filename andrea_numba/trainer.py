@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import time
 from collections.abc import Sequence
@@ -22,7 +23,7 @@ from .evaluate import Evaluator, Score
 from .initialize import initialize
 from .memory import HOST
 from .metrics import Average
-from .optimizer import Optimizer
+from .optimizer import Optimizer, as_operands
 from .parameters import ParameterTable
 from .schedule import learning_rate
 
@@ -62,8 +63,9 @@ class Trainer:
         else:
             weights = resumed.weights
         self.weights = memory.put(weights)
+        self.operands = as_operands(memory, self.weights)
         self.grads = memory.zeros(self.table.size)
-        self.p = self.table.views(self.weights)
+        self.p = self.table.views(self.weights, self.operands)
         self.g = self.table.views(self.grads)
         self.buffers = Buffers(config.model, run.batch_size, config.model.context, training=True,
                                memory=memory)
@@ -73,8 +75,8 @@ class Trainer:
         self.last: StepResult | None = None
         self.seconds = 0.0  # spent in steps
         self._transfers = memory.transfers(run.batch_size * config.model.context)
-        self._decoder = Decoder(config.model, self.weights, ops, buffers=self.buffers,
-                                memory=memory)
+        self._graphs = memory.graphs()
+        self._decoder = Decoder(config.model, self.p, ops, buffers=self.buffers, memory=memory)
         self._one_batch: list[Batch] | None = None
         if resumed is not None:
             self.optimizer.m, self.optimizer.v = map(
@@ -116,26 +118,27 @@ class Trainer:
         for batch in batches:
             ids, targets = self._transfers.upload(*batch)
             a = self.buffers.views(*ids.shape)
-            model.forward_backward(self.ops, self.p, self.g, a, ids, targets.reshape(-1),
-                                   self.config.model.vocab_size, 1.0 / score.tokens)
+            work = functools.partial(
+                model.forward_backward, self.ops, self.p, self.g, a, ids, targets.reshape(-1),
+                self.config.model.vocab_size, 1.0 / score.tokens)
+            self._graphs.replay(("forward and backward", score.tokens), (ids, targets), work)
             self._transfers.download(a.losses, score.add)
         return score
 
     def advance(self) -> None:
         """Ask for one optimizer update; its figures are there at once on the CPU, and by `wait`.
 
-        Raises Diverged as soon as a loss or gradient norm is known not to be finite. On the CPU
-        weights and moments are untouched then. On a GPU that update changed nothing if its norm
-        was not finite, but later ones may have been made.
+        Raises Diverged as soon as a loss or gradient norm is known not to be finite. That update
+        changed no weight or moment then, nor did any that a GPU has made since.
         """
         started = time.perf_counter()
         lr = learning_rate(self.step_count, self.config.run.steps, self.config.optimizer)
         score = self.gradients(self._next_batches())
-        norm = self.optimizer.gradient_norm(self.grads)
-        step = self.step_count + 1
+        self.optimizer.update(self.weights, self.operands, self.grads, lr)
+        step = self.step_count
         self._transfers.download(
-            norm, lambda norm: self._record(StepResult(step, score.loss, float(norm[0]), lr)))
-        self.optimizer.update(self.weights, self.grads, lr)
+            self.optimizer.norm,
+            lambda norm: self._record(StepResult(step, score.loss, float(norm[0]), lr)))
         self.seconds += time.perf_counter() - started
 
     def wait(self) -> StepResult | None:
@@ -162,8 +165,9 @@ class Trainer:
         self.wait()  # here the time counts as spent in steps
         for name, array in (("weight", self.weights), ("first moment", self.optimizer.m),
                             ("second moment", self.optimizer.v)):
-            norm = self.memory.get(self.optimizer.gradient_norm(array))
-            if not math.isfinite(norm[0]):
+            norm = self.memory.zeros(1)
+            self.ops.grad_norm.forward(norm, array, None)
+            if not math.isfinite(self.memory.get(norm)[0]):
                 raise Diverged(f"step {self.step_count}: a {name} is not finite")
 
     def _next_batches(self) -> list[Batch]:
@@ -198,19 +202,20 @@ def warm_up(ops, config: ModelConfig, memory=HOST, batch: int = 1, training: boo
     rng = generator(0, "warm-up")
     table = ParameterTable(config)
     weights = memory.put(np.float32(0.1) * rng.standard_normal(table.size, dtype=np.float32))
+    operands = as_operands(memory, weights)
+    p = table.views(weights, operands)
     buffers = Buffers(config, batch, config.context, training, memory=memory)
     ids = rng.integers(0, config.vocab_size, (batch, config.context), dtype=np.int32)
     if training:
-        p, grads = table.views(weights), memory.zeros(table.size)
+        grads = memory.zeros(table.size)
         a = buffers.views(*ids.shape)
         device_ids, targets = memory.transfers(ids.size).upload(ids, ids.reshape(-1))
         model.losses(ops, p, a, device_ids, targets, config.vocab_size)
         model.forward_backward(ops, p, table.views(grads), a, device_ids, targets,
                                config.vocab_size, 1.0 / ids.size)
         optimizer = Optimizer(ops, table, OptimizerConfig(), memory)
-        optimizer.gradient_norm(grads)
-        optimizer.update(weights, grads, lr=0.1)
-    decoder = Decoder(config, weights, ops, buffers=buffers, memory=memory)
+        optimizer.update(weights, operands, grads, lr=0.1)
+    decoder = Decoder(config, p, ops, buffers=buffers, memory=memory)
     decoder.prefill(ids[0, :max(1, config.context - 1)])
     if decoder.length < config.context:
         decoder.step(0)

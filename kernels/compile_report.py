@@ -1,10 +1,11 @@
 """What the assembler makes of every CUDA kernel: python -m kernels.compile_report
 
 Every kernel of every op is compiled for each architecture, on a machine with or without a GPU, and
-its use of registers, stack and shared memory is written to gpu_resources.csv beside this file.
-The tests compile again and compare. A row whose stack or spills are not 0 needs a reason in its
-last column, which is written by hand and kept. Registers, stack and spills are compared only if
-nvJitLink has the table's version: another assembler makes other use of them.
+its use of registers, stack and shared memory is written to gpu_resources.csv beside this file, and
+what its hottest loop consists of (see loop_report). The tests compile again and compare. A row
+whose stack or spills are not 0 needs a reason in its last column, which is written by hand and
+kept. Only shared memory is compared if nvJitLink has not the table's version: another assembler
+uses other registers.
 """
 
 import argparse
@@ -16,13 +17,14 @@ import multiprocessing
 import os
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from .common.cache import cache_folder
 from .common.gpus import ARCHITECTURES, MOST_SHARED, occupancy
+from .loop_report import PACKAGE, Loop, disassembler, hottest_loop
 from .registry import OPS, implementations, load_op
 
 TABLE = Path(__file__).parent / "gpu_resources.csv"
@@ -36,7 +38,9 @@ FORBIDDEN = {
     r"^\s*(@!?%p\d+\s+)?(ld|st)\.(volatile\.)?(v[24]\.)?[bfsu]\d+": "an access to generic memory",
 }
 MOST_STACK = 16  # bytes that a reason can excuse
-MOST_RISE = 1.1  # of registers over the committed table
+MOST_RISE = 1.1  # of registers and of what is in a loop, over the committed table
+EXACT = ("hmma", "ldsm", "ldgsts")  # in a loop: the shape of a product on the tensor cores
+LOOP = tuple(field.name for field in dataclasses.fields(Loop))
 
 
 @dataclass(frozen=True)
@@ -51,9 +55,25 @@ class Row:
     spills: int
     shared: int
     occupancy: str
+    instructions: int  # of the hottest loop, as what follows
+    hmma: int
+    ldsm: int
+    ldgsts: int
+    lds: int
+    sts: int
+    mufu: int
+    ffma: int
+    bar: int
+    wavefronts: int
+    loaded: int
     nvjitlink: str
     faults: str
     reason: str = ""
+
+    @property
+    def loop(self) -> Loop:
+        """What its hottest loop consists of."""
+        return Loop(**{name: getattr(self, name) for name in LOOP})
 
 
 def compile_kernel(name: str) -> list[Row]:
@@ -78,7 +98,7 @@ def assemble(cuda, kernel, capability: tuple[int, int], code) -> Row:
         faults = [why for pattern, why in FORBIDDEN.items() if re.search(pattern, text, re.M)]
     options = cuda.core.LinkerOptions(arch=arch, link_time_optimization=True, verbose=True)
     linker = cuda.core.Linker(code, options=options)
-    linker.link("cubin")
+    loop = hottest_loop(linker.link("cubin").code)
     log = linker.get_info_log()
     registers = _number(log, r"Used (\d+) registers")
     shared = _number(log, r"(\d+) bytes smem")
@@ -87,7 +107,7 @@ def assemble(cuda, kernel, capability: tuple[int, int], code) -> Row:
         kernel.name, "{}.{}".format(*capability), threads, registers,
         _number(log, r"(\d+) bytes stack frame"), _number(log, r"(\d+) bytes spill stores"),
         shared, f"{occupancy(capability, threads, registers, shared):.2f}",
-        cuda.linker_version(), "; ".join(faults),
+        *dataclasses.astuple(loop), cuda.linker_version(), "; ".join(faults),
     )
 
 
@@ -139,8 +159,10 @@ def _sources_of_kernels() -> str:
     from .common.cuda import linker_version, numba_cuda
 
     folder = Path(__file__).parent
-    digest = hashlib.sha256(f"{linker_version()} {numba_cuda.__version__}".encode())
-    for path in sorted((*folder.glob("*/gpu*.py"), *folder.glob("common/*.py"), Path(__file__))):
+    digest = hashlib.sha256(f"{linker_version()} {numba_cuda.__version__}"
+                            f" {bool(disassembler())}".encode())
+    for path in sorted((*folder.glob("*/gpu*.py"), *folder.glob("common/*.py"),
+                        *folder.glob("*_report.py"))):
         digest.update(f"{path.relative_to(folder)}\n".encode() + path.read_bytes())
     return digest.hexdigest()[:32]
 
@@ -163,11 +185,20 @@ def faults_of(rows: Iterable[Row], table: Iterable[Row]) -> list[str]:
             found.append(f"{place}: {row.registers} registers, too many for a single block")
         if not old:
             found.append(f"{place}: not in {TABLE.name}; run python -m kernels.compile_report")
-        elif same_assembler and row.registers > MOST_RISE * old.registers:
-            found.append(f"{place}: {row.registers} registers, {old.registers} in {TABLE.name}")
+        elif same_assembler:
+            found += [f"{place}: {what}" for what in _rises(row, old)]
     found += [f"{kernel} on {capability}: in {TABLE.name}, but there is no such kernel"
               for kernel, capability in known.keys() - {(r.kernel, r.capability) for r in rows}]
     return found
+
+
+def _rises(row: Row, old: Row) -> Iterator[str]:
+    """What grew too much; loops are compared where both were disassembled."""
+    known = row.instructions and old.instructions
+    for name in ("registers", *(LOOP if known else ())):
+        new, before = getattr(row, name), getattr(old, name)
+        if new > MOST_RISE * before or (name in EXACT and new != before):
+            yield f"{new} {name}, {before} in {TABLE.name}"
 
 
 def read_table(path: Path = TABLE) -> list[Row]:
@@ -196,6 +227,10 @@ def main(argv: list[str] | None = None) -> int:
     )
     parser.add_argument("--check", action="store_true", help="compare with the table, leave it")
     options = parser.parse_args(argv)
+    if not disassembler():
+        print(f"loops are not counted: pip install {PACKAGE}", file=sys.stderr)
+        if not options.check:
+            return 1
     committed = read_table()
     reasons = {(row.kernel, row.capability): row.reason for row in committed}
     rows = [dataclasses.replace(row, reason=reasons.get((row.kernel, row.capability), ""))

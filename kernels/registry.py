@@ -11,7 +11,6 @@ OPS = (
     "gelu",
     "attention",
     "cross_entropy",
-    "residual",
     "adamw",
     "grad_norm",
 )

@@ -34,9 +34,10 @@ def test_losses_are_as_close_to_the_oracles_as_the_cpus(tmp_path, monkeypatch, b
     for place, start in (("cuda", ON_GPU), ("cpu", ["-m"])):
         result = subprocess.run(
             [sys.executable, *start, "andrea_numba.cli_train", "t.txt", "--device", place,
-             "--n-layer", str(blocks), "--steps", str(steps), "--out", place, "--d-model", "16",
-             "--n-head", "2", "--context", "16", "--batch-size", "2", "--warmup", "2",
-             "--log-every", "1", "--eval-every", "0", "--sample-every", "0", "--threads", "1"],
+             "--precision", "fp32", "--n-layer", str(blocks), "--steps", str(steps), "--out", place,
+             "--d-model", "16", "--n-head", "2", "--context", "16", "--batch-size", "2",
+             "--warmup", "2", "--log-every", "1", "--eval-every", "0",
+             "--sample-every", "0", "--threads", "1"],
             env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True,
             timeout=300)
         assert result.returncode == 0, result.stderr
@@ -78,7 +79,7 @@ def test_launches_per_block():
 
 def launches_of(blocks):
     """Launches of forward and backward of a model with that many blocks."""
-    cuda = device.choose("cuda")
+    cuda = device.choose("cuda", "fp32")
     config = tiny_config(n_layer=blocks, d_model=8, context=8, vocab_size=40).model
     table = ParameterTable(config)
     p, g = (table.views(cuda.memory.zeros(table.size)) for _ in range(2))

@@ -105,6 +105,8 @@ def test_the_choice(monkeypatch):
         device.choose("cuda")
     monkeypatch.setattr(device, "cuda_problem", lambda: pytest.fail("CUDA was touched"))
     assert device.choose("cpu").line == "device: cpu"
+    with pytest.raises(UserError, match="--precision bf16 needs a GPU.*--precision fp32"):
+        device.choose("cpu", "bf16")
 
 
 def test_errors_of_a_start_are_explained_or_left_alone():

@@ -91,7 +91,7 @@ def small_decoder(context: int, vocab_size: int, cache: bool) -> Decoder:
     weights = table.zeros()
     initialize(table, weights, np.random.default_rng(4))
     weights[:table.n_decay] *= 10
-    return Decoder(config, weights, kernels.registry.op_table("cpu"), cache)
+    return Decoder(config, table.views(weights), kernels.registry.op_table("cpu"), cache)
 
 
 # ---- the token loop

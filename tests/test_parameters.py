@@ -77,7 +77,7 @@ def test_tied_head_is_the_token_table():
     config = ModelConfig(**ODD_MODEL)
     table = ParameterTable(config)
     views = table.views(table.zeros())
-    assert views.head is views.wte
+    assert views.head.shape == views.wte.shape and np.shares_memory(views.head, views.wte)
     assert "w_head" not in table.tensors
     views = ParameterTable(ModelConfig(**ODD_MODEL, tied=False)).views(
         ParameterTable(ModelConfig(**ODD_MODEL, tied=False)).zeros())

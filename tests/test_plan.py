@@ -11,9 +11,10 @@ from andrea_numba.buffers import Buffers
 from andrea_numba.buffers import plan as buffer_plan
 from andrea_numba.config import PRESETS, ModelConfig
 from andrea_numba.errors import UserError
-from andrea_numba.memory import HOST
+from andrea_numba.memory import HOST, HostMemory
 from andrea_numba.parameters import ALIGNMENT, ParameterTable
 from andrea_numba.trainer import Trainer
+from kernels.common.spec import BFLOAT16
 
 
 def config_with_vocabulary():
@@ -22,13 +23,29 @@ def config_with_vocabulary():
     return config
 
 
+class Bf16Memory(HostMemory):
+    precision = "bf16"
+
+
+@pytest.mark.parametrize("memory", [HOST, Bf16Memory()])
 @pytest.mark.parametrize("training", [True, False])
-def test_buffers_take_what_the_plan_says(training):
+def test_buffers_take_what_the_plan_says(training, memory):
     model = config_with_vocabulary().model
-    buffers = Buffers(model, 4, 16, training)
-    entries = buffer_plan(model, 4, 16, training)
-    planned = sum(entry.size for entry in entries)
-    assert planned <= buffers._arena.size <= planned + len(entries) * ALIGNMENT // 4
+    buffers = Buffers(model, 4, 16, training, memory=memory)
+    entries = buffer_plan(model, 4, 16, training, memory.precision)
+    planned = sum(entry.nbytes for entry in entries)
+    allocated = sum(arena.nbytes for arena in buffers._arenas.values())
+    assert planned <= allocated <= planned + len(entries) * ALIGNMENT
+
+
+def test_in_bf16_only_operands_are_halved():
+    entries = {precision: buffer_plan(config_with_vocabulary().model, 4, 16, True, precision)
+               for precision in ("fp32", "bf16")}
+    halved = {b.name.split(".")[-1] for b in entries["bf16"] if b.dtype == BFLOAT16}
+    assert halved == {"ln_1", "qkv", "attn", "ln_2", "fc", "fc_gelu", "ln_f", "logits", "dln",
+                      "dattn", "dqkv", "dfc", "dx_bf16"}
+    views = Buffers(config_with_vocabulary().model, 4, 16, True, memory=Bf16Memory()).views(4, 16)
+    assert views.dx_operand is views.dx_bf16 and views.blocks[0].qkv.dtype == BFLOAT16
 
 
 def test_views_of_a_smaller_batch_lie_inside():
@@ -91,7 +108,7 @@ def test_a_run_on_a_gpu_takes_what_the_plan_says(tmp_path):
         trainer.evaluator().score(100)
         trainer.decoder().prefill(text.train[:4])
         held = cuda.memory.held_bytes()
-    assert planned["token ids on their way"] == 4 * 2 * 2 * (2 * 8 + 8)
+    assert planned["token ids on their way"] == 4 * 2 * 2 * (2 * 8 + 8 + 3)
     if vgpu.installed():  # a real one gives memory out in large pieces
         assert held - baseline == pytest.approx(sum(planned.values()) - baseline, rel=0.03)
     else:
@@ -101,7 +118,7 @@ def test_a_run_on_a_gpu_takes_what_the_plan_says(tmp_path):
 def test_a_gpu_is_asked_again_when_the_kernels_were_tried(monkeypatch):
     """What they took may be what is missing."""
     class Full:
-        kind = "GPU memory"
+        kind, precision = "GPU memory", "fp32"
 
         def free_bytes(self):
             return free[0]

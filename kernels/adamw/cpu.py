@@ -8,13 +8,14 @@ from ..common.cache import njit
 from ..common.cpu_math import BLOCK, FAST, F
 
 
-def update(weights, m, v, grads, norm, n_decay: int, lr: float, beta1: float, beta2: float,
-           eps: float, weight_decay: float, correction1: float, correction2: float,
-           clip: float) -> None:
+def update(weights, weights_bf16, m, v, grads, norm, rates, n_decay: int, beta1: float,
+           beta2: float, eps: float, weight_decay: float, clip: float) -> None:
     """One step on flat float32 arrays [P], in place; decoupled decay on [0, n_decay) only.
 
     norm [1] is the norm of grads, from kernels.grad_norm; nothing changes if it is not finite.
+    rates [3] are lr, correction1 and correction2. weights_bf16, which GPUs write, is None.
     """
+    lr, correction1, correction2 = rates.tolist()
     length = float(norm[0])
     if not math.isfinite(length):
         return

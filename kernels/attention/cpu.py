@@ -43,24 +43,32 @@ def backward(dqkv, dout, out, lse, qkv) -> None:
     _backward(dqkv, dout, out, lse, qkv, F(1.0 / math.sqrt(out.shape[1] // lse.shape[1])))
 
 
-def append(k_cache, v_cache, qkv, start: int) -> None:
-    """Rows start..start+T-1 of k_cache and v_cache [B,H,context,D] from qkv [B*T,3d]."""
+def append(k_cache, v_cache, qkv, start) -> None:
+    """Rows start..start+T-1 of k_cache and v_cache [B,H,context,D] from qkv [B*T,3d].
+
+    start [1] is 0 where it is None.
+    """
     batch, heads, context, head_dim = k_cache.shape
     rows = qkv.reshape(batch, -1, 3, heads, head_dim)
-    stop = start + rows.shape[1]
-    if start < 0 or stop > context:
-        raise ValueError(f"positions {start}..{stop - 1} do not fit a key/value cache of "
+    first = 0 if start is None else int(start[0])
+    stop = first + rows.shape[1]
+    if first < 0 or stop > context:
+        raise ValueError(f"positions {first}..{stop - 1} do not fit a key/value cache of "
                          f"{context} positions: start a new window")
-    k_cache[:, :, start:stop] = rows[:, :, 1].transpose(0, 2, 1, 3)
-    v_cache[:, :, start:stop] = rows[:, :, 2].transpose(0, 2, 1, 3)
+    k_cache[:, :, first:stop] = rows[:, :, 1].transpose(0, 2, 1, 3)
+    v_cache[:, :, first:stop] = rows[:, :, 2].transpose(0, 2, 1, 3)
 
 
-def decode(out, qkv, k_cache, v_cache, position: int) -> None:
-    """out [B,d]: the query of qkv [B,3d] over rows 0..position of the caches [B,H,context,D]."""
-    if not 0 <= position < k_cache.shape[2]:
-        raise ValueError(f"position {position} is outside a key/value cache of "
+def decode(out, qkv, k_cache, v_cache, position) -> None:
+    """out [B,d]: the query of qkv [B,3d] over rows 0..position of the caches [B,H,context,D].
+
+    position [1]: in memory, as on a GPU.
+    """
+    last = int(position[0])
+    if not 0 <= last < k_cache.shape[2]:
+        raise ValueError(f"position {last} is outside a key/value cache of "
                          f"{k_cache.shape[2]} positions")
-    _decode(out, qkv, k_cache, v_cache, position, F(1.0 / math.sqrt(k_cache.shape[3])))
+    _decode(out, qkv, k_cache, v_cache, last, F(1.0 / math.sqrt(k_cache.shape[3])))
 
 
 @njit(fastmath=FAST)

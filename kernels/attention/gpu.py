@@ -1,10 +1,12 @@
-"""CUDA causal attention in float32: tiles of a head, online softmax, nothing of size [T, T].
+"""CUDA causal attention, in float32 here: tiles of a head, online softmax, nothing of size [T, T].
 
 Forward: a block owns `rows` queries of one head, walks over tiles of keys and values up to the
 diagonal, and keeps the running maximum, sum and weighted values of its queries in registers.
 Scores are in units of log(2), so that the exponential is one instruction. Blocks with the most
 keys start first. Backward and the cache: gpu_backward.py, gpu_cache.py; the products of tiles:
 gpu_tile.py. All sums have a fixed order, and no block depends on another.
+
+Arrays in bf16 go to the tensor cores: gpu_tensor.py and the files named after it.
 """
 
 import math
@@ -12,7 +14,8 @@ import math
 from ..common.cuda import Floats, cuda, float32, int32, int64, kernel
 from ..common.launch import aligned, ceil_div
 from ..common.ptx import exp2
-from .gpu_backward import backward
+from ..common.spec import is_bf16
+from . import gpu_backward, gpu_tensor
 from .gpu_cache import append, decode
 from .gpu_tile import (
     HIDDEN,
@@ -34,12 +37,21 @@ __all__ = ["append", "backward", "decode", "forward"]
 
 def forward(out, lse, qkv) -> None:
     """out [N,d] = softmax(q·kᵀ/sqrt(D), causal)·v per head; lse [B,H,T] natural log-sum-exp."""
+    if is_bf16(qkv):
+        gpu_tensor.forward(out, lse, qkv)
+        return
     batch, heads, length = lse.shape
     head_dim = out.shape[1] // heads
     width = padded_width(head_dim)
     _FORWARD[width].launch(
         batch * heads * ceil_div(length, SHAPES[width][0]), out, lse, qkv, length, heads, head_dim,
         LOG2_E / math.sqrt(head_dim), head_dim % 4 == 0 and aligned(out, qkv))
+
+
+def backward(dqkv, dout, out, lse, qkv) -> None:
+    """dqkv [N,3d] from dout, out [N,d], lse [B,H,T] and qkv [N,3d] of forward."""
+    module = gpu_tensor if is_bf16(qkv) else gpu_backward
+    module.backward(dqkv, dout, out, lse, qkv)
 
 
 def _make_forward(width: int):

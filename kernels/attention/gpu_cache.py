@@ -2,39 +2,51 @@
 
 Decode: a block per sequence and head. A team of width / 4 threads reads a row of keys and one of
 values at once, 16 bytes a thread, and takes every n-th position; each team keeps a running
-maximum, sum and weighted values, and the teams are combined in order at the end.
+maximum, sum and weighted values, and the teams are combined in order at the end. Caches in bf16:
+gpu_tensor_cache.py.
 """
 
 import math
 
-from ..common.cuda import Floats, cuda, float32, int32, int64, kernel
+from ..common.cuda import Floats, Ints, cuda, float32, int32, int64, kernel
 from ..common.launch import aligned
 from ..common.ptx import exp2, store4_shared
 from ..common.reduce import ALL_LANES
+from ..common.spec import is_bf16
+from . import gpu_tensor_cache
 from .gpu_tile import HIDDEN, LOG2_E, SHAPES, padded_width, read4, thread_index, write4
 
 _THREADS = 256
 _AT_ONCE = 4  # positions of a team whose rows are on their way together
 
 
-def append(k_cache, v_cache, qkv, start: int) -> None:
-    """Rows start..start+T-1 of k_cache and v_cache [B,H,context,D] from qkv [B*T,3d]."""
+def append(k_cache, v_cache, qkv, start) -> None:
+    """Rows start..start+T-1 of k_cache and v_cache [B,H,context,D] from qkv [B*T,3d].
+
+    start [1] is 0 where it is None; rows outside the caches are dropped.
+    """
     batch, heads, context, head_dim = k_cache.shape
     n_tokens = qkv.shape[0] // batch
-    if start < 0 or start + n_tokens > context:
-        raise ValueError(f"positions {start}..{start + n_tokens - 1} do not fit a key/value cache "
-                         f"of {context} positions: start a new window")
+    if n_tokens > context:
+        raise ValueError(f"{n_tokens} positions do not fit a key/value cache of {context}: start a "
+                         "new window")
+    if is_bf16(qkv):
+        gpu_tensor_cache.append(k_cache, v_cache, qkv, start)
+        return
     is_aligned = head_dim % 4 == 0 and aligned(k_cache, v_cache, qkv)
     _append.launch(batch * n_tokens, k_cache, v_cache, qkv, start, n_tokens, heads, context,
-                   head_dim, is_aligned)
+                   head_dim, is_aligned, start is not None)
 
 
-def decode(out, qkv, k_cache, v_cache, position: int) -> None:
-    """out [B,d]: the query of qkv [B,3d] over rows 0..position of the caches [B,H,context,D]."""
+def decode(out, qkv, k_cache, v_cache, position) -> None:
+    """out [B,d]: the query of qkv [B,3d] over rows 0..position of the caches [B,H,context,D].
+
+    position [1]; outside of the caches it makes out NaN.
+    """
     batch, heads, context, head_dim = k_cache.shape
-    if not 0 <= position < context:
-        raise ValueError(f"position {position} is outside a key/value cache of {context} "
-                         "positions")
+    if is_bf16(qkv):
+        gpu_tensor_cache.decode(out, qkv, k_cache, v_cache, position)
+        return
     is_aligned = head_dim % 4 == 0 and aligned(out, qkv, k_cache, v_cache)
     _DECODE[padded_width(head_dim)].launch(
         batch * heads, out, qkv, k_cache, v_cache, position, heads, context, head_dim,
@@ -42,17 +54,21 @@ def decode(out, qkv, k_cache, v_cache, position: int) -> None:
 
 
 @kernel(threads=_THREADS)
-def _append(k_cache: Floats, v_cache: Floats, qkv: Floats, start: int32, n_tokens: int32,
-            heads: int32, context: int32, head_dim: int32, is_aligned: int32):
+def _append(k_cache: Floats, v_cache: Floats, qkv: Floats, start: Ints, n_tokens: int32,
+            heads: int32, context: int32, head_dim: int32, is_aligned: int32, has_start: int32):
     """One block copies the keys and values of one token, four columns of a head a thread."""
-    sequence, token = cuda.blockIdx.x // n_tokens, cuda.blockIdx.x % n_tokens
+    sequence, row = cuda.blockIdx.x // n_tokens, cuda.blockIdx.x % n_tokens
+    if has_start:
+        row += start[0]
+    if row < 0 or row >= context:
+        return
     chunks = (head_dim + 3) // 4
     source = int64(cuda.blockIdx.x) * 3 * heads * head_dim
     for item in range(cuda.threadIdx.x, heads * chunks, _THREADS):
         head, column = item // chunks, item % chunks * 4
         n_columns = head_dim - column
         k = source + (heads + head) * head_dim + column
-        target = ((int64(sequence) * heads + head) * context + start + token) * head_dim + column
+        target = ((int64(sequence) * heads + head) * context + row) * head_dim + column
         a, b, c, d = read4(qkv, k, n_columns, is_aligned)
         write4(k_cache, target, n_columns, is_aligned, a, b, c, d)
         a, b, c, d = read4(qkv, k + heads * head_dim, n_columns, is_aligned)
@@ -66,7 +82,7 @@ def _make_decode(width: int):
     values_size, sums_size = 4 * _AT_ONCE, teams * width
 
     @kernel(threads=_THREADS, name=f"decode_{width}")
-    def decode(out: Floats, qkv: Floats, k_cache: Floats, v_cache: Floats, position: int32,
+    def decode(out: Floats, qkv: Floats, k_cache: Floats, v_cache: Floats, position: Ints,
                heads: int32, context: int32, head_dim: int32, factor: float32,
                is_aligned: int32):
         largest_of = cuda.shared.array(teams, float32)
@@ -81,13 +97,14 @@ def _make_decode(width: int):
         cache = int64(cuda.blockIdx.x) * context * head_dim + column
 
         q0, q1, q2, q3 = read4(qkv, query, n_columns, is_aligned)
+        last = position[0] if 0 <= position[0] < context else int32(-1)  # -1: NaN
         largest, total = HIDDEN, float32(0.0)
         s0 = s1 = s2 = s3 = float32(0.0)
-        for first in range(0, position + 1, teams * _AT_ONCE):
+        for first in range(0, last + 1, teams * _AT_ONCE):
             for n in range(_AT_ONCE):
                 t = first + n * teams + own
                 k0 = k1 = k2 = k3 = v0 = v1 = v2 = v3 = float32(0.0)
-                if t <= position:
+                if t <= last:
                     place = cache + t * head_dim
                     k0, k1, k2, k3 = read4(k_cache, place, n_columns, is_aligned)
                     v0, v1, v2, v3 = read4(v_cache, place, n_columns, is_aligned)
@@ -100,7 +117,7 @@ def _make_decode(width: int):
                 for step in range(halvings):
                     score += cuda.shfl_xor_sync(ALL_LANES, score, team >> step + 1)
                 score *= factor
-                if first + n * teams + own > position:
+                if first + n * teams + own > last:
                     score = HIDDEN
                 scores[n] = score
                 high = max(high, score)

@@ -52,23 +52,30 @@ def backward(
         dv[b, h] = p.T @ dout[b, h]
 
 
-def append(k_cache: np.ndarray, v_cache: np.ndarray, qkv: np.ndarray, start: int) -> None:
-    """Write the keys and values of qkv to rows start..start+T-1 of the caches."""
+def append(k_cache: np.ndarray, v_cache: np.ndarray, qkv: np.ndarray,
+           start: np.ndarray | None) -> None:
+    """Write the keys and values of qkv to rows start..start+T-1 of the caches.
+
+    start [1] is 0 where it is None.
+    """
+    first = 0 if start is None else start[0]
     B, H = k_cache.shape[:2]
     T = len(qkv) // B
     _, k, v = _heads(qkv, B, T, H)
-    k_cache[:, :, start : start + T] = k
-    v_cache[:, :, start : start + T] = v
+    k_cache[:, :, first : first + T] = k
+    v_cache[:, :, first : first + T] = v
 
 
 def decode(
-    out: np.ndarray, qkv: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray, position: int
+    out: np.ndarray, qkv: np.ndarray, k_cache: np.ndarray, v_cache: np.ndarray,
+    position: np.ndarray
 ) -> None:
-    """Attention of one query per sequence over cache rows 0..position."""
+    """Attention of one query per sequence over cache rows 0..position; position [1]."""
+    stop = position[0] + 1
     B, H, _, D = k_cache.shape
     q = _heads(qkv, B, 1, H)[0]
     out_heads = out.reshape(B, H, D)
     for b, h in np.ndindex(B, H):
-        s = k_cache[b, h, : position + 1] @ q[b, h, 0] / math.sqrt(D)
+        s = k_cache[b, h, :stop] @ q[b, h, 0] / math.sqrt(D)
         p = np.exp(s - s.max())
-        out_heads[b, h] = (p / p.sum()) @ v_cache[b, h, : position + 1]
+        out_heads[b, h] = (p / p.sum()) @ v_cache[b, h, :stop]

@@ -1,4 +1,5 @@
-"""One source, two kernels: 128-bit accesses where the memory allows them, single words elsewhere.
+"""One source, several kernels: 128-bit accesses where the memory allows them, single numbers
+elsewhere, and memory that holds float32 or bfloat16.
 
     def _make(words, load, store):
         @kernel(threads=256, name=f"_double_{words}")
@@ -16,34 +17,81 @@
     _double = ByAccess(_make)
     words, double = _double.choose(n, out, x)
     double.launch(ceil_div(n, 256 * words), out, x, n)
+
+With operands, `_make(access)` gets an `Access` and annotates their pointers `access.pointer`.
 """
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from .cuda import Kernel, device_function
+from .cuda import Bfloats, Floats, Kernel, device_function, uint32
 from .launch import aligned
-from .ptx import load4, store4
+from .ptx import (
+    bits_float,
+    load2_words,
+    load4,
+    load4_words,
+    pack_bf16,
+    store2_words,
+    store4,
+    store4_words,
+)
+from .spec import is_bf16
 
 LANES = 32  # threads of a warp, as a plain int: for shapes and for strides
+HALF = uint32(16)  # bits of a bfloat16
+HIGH = uint32(0xFFFF0000)
+
+
+@dataclass(frozen=True)
+class Access:
+    """How a thread reads and writes `words` neighbours in memory, which are float32 in registers.
+
+    load(values, pointer, index) fills a local array values[words] from pointer[index] on;
+    store(pointer, index, values) writes it back, to bfloat16 rounded to nearest. The compiler
+    keeps `values` in registers.
+    """
+
+    name: str  # ends a kernel's name
+    words: int
+    pointer: Any  # the annotation of pointers to such memory
+    load: Callable
+    store: Callable
+    unpack: Callable | None = None  # unpack(values, a, b, c, d): the numbers in 16 bytes
 
 
 class ByAccess:
-    """The kernels that `make(words, load, store)` makes for 4 and for 1 words per access.
-
-    load(values, pointer, index) fills a local array values[words] from pointer[index] on;
-    store(pointer, index, values) writes it back. The compiler keeps `values` in registers.
-    """
+    """The kernels that `make(words, load, store)` makes for 4 and for 1 float32 per access."""
 
     def __init__(self, make: Callable[[int, Callable, Callable], Kernel]):
-        self.wide = make(4, _load_four, _store_four)
-        self.narrow = make(1, _load_one, _store_one)
+        self.wide, self.narrow = (make(access.words, access.load, access.store)
+                                  for access in (FLOATS[4], FLOATS[1]))
 
     def choose(self, row: int, *arrays: Any) -> tuple[int, Kernel]:
         """Words per access and the kernel, for rows of `row` elements in each of the arrays."""
-        if row % 4 == 0 and aligned(*arrays):
-            return 4, self.wide
-        return 1, self.narrow
+        return (4, self.wide) if _fits(4, row, arrays) else (1, self.narrow)
+
+
+class ByOperand:
+    """The kernels that `make(access)` makes for operands in float32 and in bfloat16.
+
+    bf16_words: numbers of a wide access in bfloat16, 4 where a thread reads float32 beside
+    them, or 8 for 128 bits.
+    """
+
+    def __init__(self, make: Callable[[Access], Kernel], bf16_words: int = 4):
+        self.floats = [(access, make(access)) for access in (FLOATS[4], FLOATS[1])]
+        self.bfloats = [(access, make(access)) for access in (BFLOATS[bf16_words], BFLOATS[1])]
+
+    def choose(self, row: int, operand: Any, *arrays: Any) -> tuple[Access, Kernel]:
+        """The access and the kernel, for rows of `row` elements in the operand and the arrays."""
+        wide, narrow = self.bfloats if is_bf16(operand) else self.floats
+        return wide if _fits(wide[0].words, row, (operand, *arrays)) else narrow
+
+
+def _fits(words: int, row: int, arrays: tuple) -> bool:
+    return row % words == 0 and aligned(*arrays)
 
 
 @device_function
@@ -57,6 +105,12 @@ def _store_four(pointer, index, values):
 
 
 @device_function
+def _unpack_four(values, a, b, c, d):
+    values[0], values[1], values[2], values[3] = (bits_float(a), bits_float(b), bits_float(c),
+                                                  bits_float(d))
+
+
+@device_function
 def _load_one(values, pointer, index):
     values[0] = pointer[index]
 
@@ -64,3 +118,63 @@ def _load_one(values, pointer, index):
 @device_function
 def _store_one(pointer, index, values):
     pointer[index] = values[0]
+
+
+@device_function
+def _unpack_two(values, j, word):
+    """The number at the lower address is the lower half of a word."""
+    values[j] = bits_float(uint32(word << HALF))
+    values[j + 1] = bits_float(uint32(word & HIGH))
+
+
+@device_function
+def _unpack_eight(values, a, b, c, d):
+    _unpack_two(values, 0, a)
+    _unpack_two(values, 2, b)
+    _unpack_two(values, 4, c)
+    _unpack_two(values, 6, d)
+
+
+@device_function
+def _load_eight_bf16(values, pointer, index):
+    a, b, c, d = load4_words(pointer, index)
+    _unpack_eight(values, a, b, c, d)
+
+
+@device_function
+def _store_eight_bf16(pointer, index, values):
+    store4_words(pointer, index, pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]),
+                 pack_bf16(values[4], values[5]), pack_bf16(values[6], values[7]))
+
+
+@device_function
+def _load_four_bf16(values, pointer, index):
+    a, b = load2_words(pointer, index)
+    _unpack_two(values, 0, a)
+    _unpack_two(values, 2, b)
+
+
+@device_function
+def _store_four_bf16(pointer, index, values):
+    store2_words(pointer, index, pack_bf16(values[0], values[1]), pack_bf16(values[2], values[3]))
+
+
+@device_function
+def _load_one_bf16(values, pointer, index):
+    values[0] = bits_float(uint32(uint32(pointer[index]) << HALF))
+
+
+@device_function
+def _store_one_bf16(pointer, index, values):
+    pointer[index] = pack_bf16(values[0], values[0]) >> HALF
+
+
+FLOATS = {  # by words
+    4: Access("4", 4, Floats, _load_four, _store_four, _unpack_four),
+    1: Access("1", 1, Floats, _load_one, _store_one),
+}
+BFLOATS = {
+    8: Access("bf16_8", 8, Bfloats, _load_eight_bf16, _store_eight_bf16, _unpack_eight),
+    4: Access("bf16_4", 4, Bfloats, _load_four_bf16, _store_four_bf16),
+    1: Access("bf16_1", 1, Bfloats, _load_one_bf16, _store_one_bf16),
+}

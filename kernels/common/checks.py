@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .spec import Arguments, Array, Function, parse
+from .spec import BFLOAT16, DTYPES, Arguments, Array, Function, parse
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,12 @@ def array_interface(value: Any) -> dict[str, Any] | None:
     return getattr(value, "__cuda_array_interface__", None)
 
 
+def dtype_of(interface: dict[str, Any]) -> np.dtype:
+    """The dtype in an array interface, in which bfloat16 stands as two bytes of anything."""
+    dtype = np.dtype(interface["typestr"])
+    return BFLOAT16 if dtype == np.dtype("V2") else dtype
+
+
 def check_arguments(function: Function, arguments: Arguments) -> None:
     """Raise TypeError or ValueError unless the arguments fit the function's table.
 
@@ -45,8 +51,12 @@ def check_arguments(function: Function, arguments: Arguments) -> None:
     for name, array in arrays.items():
         if name not in present and not array.optional:
             raise TypeError(f"{name} is None, expected an array {array}; pass one")
+    operand = None
     for name, array in present.items():
         memory[name] = _check_array(name, array, arguments[name], name in function.outputs)
+        if array.dtype == "operand":
+            operand = operand or name
+            _check_same_dtype(operand, name, arguments)
         _bind(array, arguments[name].shape, sizes)
     for name, array in present.items():
         _check_shape(name, array, arguments[name].shape, sizes)
@@ -60,17 +70,16 @@ def _check_array(name: str, array: Array, value: Any, is_output: bool) -> Memory
     if interface is None:
         raise TypeError(
             f"{name} is {type(value).__name__}, expected an array {array}; "
-            f"pass np.asarray({name}, dtype=np.{array.dtype})"
+            f"pass np.asarray({name}, dtype={_type_name(DTYPES[array.dtype][0])})"
         )
     if interface.get("mask") is not None:
         raise TypeError(f"{name} has a mask, expected an array without one; "
                         "fill the masked elements and pass the array alone")
-    dtype = np.dtype(interface["typestr"])
-    if dtype != np.dtype(array.dtype):
-        raise TypeError(
-            f"{name} has dtype {dtype}, expected {array.dtype}; "
-            f"convert it with {name}.astype(np.{array.dtype})"
-        )
+    dtype, expected = dtype_of(interface), DTYPES[array.dtype]
+    if dtype not in expected:
+        names = " or ".join(map(str, expected))
+        raise TypeError(f"{name} has dtype {dtype}, expected {names}; "
+                        f"convert it with {name}.astype({_type_name(expected[0])})")
     shape = interface["shape"]
     if array.dims != ("...",) and len(shape) != len(array.dims):
         raise ValueError(
@@ -87,6 +96,17 @@ def _check_array(name: str, array: Array, value: Any, is_output: bool) -> Memory
     if is_output and read_only:
         raise ValueError(f"{name} is read-only, expected a writable array; pass a copy")
     return Memory(address, address + dtype.itemsize * int(np.prod(shape, dtype=np.int64)))
+
+
+def _check_same_dtype(first: str, name: str, arguments: Arguments) -> None:
+    wanted, found = (dtype_of(array_interface(arguments[n])) for n in (first, name))
+    if found != wanted:
+        raise TypeError(f"{name} has dtype {found}, expected {wanted} as {first} has; "
+                        f"convert it with {name}.astype({_type_name(wanted)})")
+
+
+def _type_name(dtype: np.dtype) -> str:
+    return f"ml_dtypes.{dtype}" if dtype == BFLOAT16 else f"np.{dtype}"
 
 
 def _is_contiguous(interface: dict[str, Any], itemsize: int) -> bool:

@@ -63,15 +63,16 @@ except (ImportError, AttributeError) as error:  # the latter from versions that 
     raise ImportError(
         f"{problem}: pip install '.[cu13]', with an older driver '.[cu12]' ({error})") from None
 
-__all__ = ["Floats", "Ints", "Kernel", "address", "all_kernels", "cgutils", "clear_cache",
-           "core", "cuda", "default_stream", "device_function", "device_name", "device_number",
-           "device_problem", "float32", "int32", "int64", "intermediate_code", "intrinsic",
-           "kernel", "linker_version", "thread", "types", "uint32", "uint64",
+__all__ = ["Bfloats", "Floats", "Ints", "Kernel", "address", "all_kernels", "cgutils",
+           "clear_cache", "core", "cuda", "default_stream", "device_function", "device_name",
+           "device_number", "device_problem", "float32", "int32", "int64", "intermediate_code",
+           "intrinsic", "kernel", "linker_version", "thread", "types", "uint32", "uint64",
            "untested_versions", "versions"]
 
 int32, int64, uint32, uint64 = types.int32, types.int64, types.uint32, types.uint64
 float32 = types.float32
 Floats = types.CPointer(float32)
+Bfloats = types.CPointer(types.uint16)  # bfloat16, by its bits
 Ints = types.CPointer(int32)
 
 TESTED = {"numba-cuda": "0.30", "cuda-core": "1.2", "cuda-bindings": "13.4", "nvJitLink": "13.5"}
@@ -148,7 +149,8 @@ class Kernel:
         for parameter, annotation in zip(self.parameters, argument_types, strict=True):
             if not isinstance(annotation, types.CPointer) and annotation not in _NUMBERS:
                 raise TypeError(f"kernel {self.name}: {parameter} is annotated {annotation!r}, "
-                                "expected Floats, Ints, int32, uint32, int64, uint64 or float32")
+                                "expected Floats, Bfloats, Ints, int32, uint32, int64, uint64 or "
+                                "float32")
         self.signature = types.void(*argument_types)
         self._convert = tuple(_NUMBERS.get(kind, address) for kind in argument_types)
         self._loaded: dict[int, _Loaded] = {}  # by device number

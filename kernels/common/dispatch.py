@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .checks import check_arguments, check_scalar
-from .spec import Arguments, Function
+from .spec import Arguments, Function, is_bf16
 
 DLPACK_CUDA = 2  # DLPack's number for memory of an NVIDIA GPU
 _PLACE = {"cpu": "host memory", "gpu": "device memory"}
@@ -47,6 +47,7 @@ def by_array_type(package: str, name: str) -> Callable[..., None]:
                 raise TypeError("stream is for device arrays, and these are NumPy arrays; "
                                 "leave it out")
             check_arguments(function, arguments)
+            _refuse_bf16(function, arguments)
         except (TypeError, ValueError) as error:
             raise type(error)(f"{title}: {error}") from None
         module = importlib.import_module(".cpu", package)
@@ -67,7 +68,7 @@ be finished when the function returns."""
 
 def _call_gpu(package: str, name: str, function: Function, arguments: dict[str, Any],
               stream: Any) -> None:
-    """Call `<package>.gpu` on numba device arrays over the same memory, on `stream`."""
+    """Call `<package>.gpu` on device arrays over the same memory, on `stream`."""
     from .interop import device_arrays, view_tensors
     from .launch import current_stream, using_stream
 
@@ -77,6 +78,12 @@ def _call_gpu(package: str, name: str, function: Function, arguments: dict[str, 
         device_arrays(arguments, function.arrays, current_stream())
         getattr(importlib.import_module(".gpu", package), name)(*arguments.values())
 
+
+def _refuse_bf16(function: Function, arguments: Arguments) -> None:
+    for name in function.arrays:
+        if arguments[name] is not None and is_bf16(arguments[name]):
+            raise TypeError(f"{name} is bfloat16, which only device arrays may be; "
+                            f"convert it with {name}.astype(np.float32)")
 
 def _backend(function: Function, arguments: Arguments) -> str:
     """"cpu" or "gpu", from the first array; every other array must be of the same kind."""

@@ -5,10 +5,13 @@ from collections.abc import Iterable
 from types import SimpleNamespace
 from typing import Any
 
+from .checks import dtype_of
 from .cuda import core, cuda, default_stream
+from .device_array import DeviceArray
 
 LEGACY_STREAM = 1  # the default stream in both protocols, where 0 would be ambiguous
-_CODES = {0: "i", 1: "u", 2: "f"}
+BFLOAT = 4
+_CODES = {0: "i", 1: "u", 2: "f", BFLOAT: "V"}  # NumPy has no letter for bfloat16
 
 
 def to_stream(stream: Any) -> Any:
@@ -52,18 +55,20 @@ def view_tensors(arguments: dict[str, Any], names: Iterable[str], stream: Any) -
 
 
 def device_arrays(arguments: dict[str, Any], names: Iterable[str], stream: Any) -> None:
-    """Replace arrays with ``__cuda_array_interface__`` by numba's, over the same memory.
+    """Replace arrays with ``__cuda_array_interface__`` by `DeviceArray`s over the same memory.
 
-    `stream` will wait for whatever stream an array says it was last used on.
+    They have been checked to be C-contiguous. `stream` will wait for whatever stream an array says
+    it was last used on.
     """
     writers = set()
     for name in names:
         value = arguments[name]
         if value is None:
             continue
-        writers.add(value.__cuda_array_interface__.get("stream"))
-        if not isinstance(value, cuda.cudadrv.devicearray.DeviceNDArray):
-            arguments[name] = cuda.as_cuda_array(value, sync=False)
+        interface = value.__cuda_array_interface__
+        writers.add(interface.get("stream"))
+        arguments[name] = DeviceArray(value, interface["data"][0], tuple(interface["shape"]),
+                                      dtype_of(interface))
     for writer in writers - {None, _handle(stream)}:
         event = cuda.event(timing=False)
         event.record(cuda.external_stream(writer))
@@ -85,9 +90,10 @@ class DLPackView:
         found = _pointer(self._capsule, b"dltensor")
         content = ctypes.cast(found, ctypes.POINTER(_Tensor)).contents
         dtype = content.dtype
-        if dtype.code not in _CODES or dtype.lanes != 1:
+        is_known = dtype.code in _CODES and (dtype.code != BFLOAT or dtype.bits == 16)
+        if not is_known or dtype.lanes != 1:
             raise TypeError(f"a DLPack tensor has type code {dtype.code} with {dtype.lanes} lanes, "
-                            "expected float32 or int32; convert it")
+                            "expected float32, bfloat16 or int32; convert it")
         itemsize = dtype.bits // 8
         self.shape = tuple(content.shape[: content.ndim])
         strides = content.strides and tuple(content.strides[i] * itemsize

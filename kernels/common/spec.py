@@ -3,7 +3,8 @@
 One table per function says what its arrays are. The documentation, the argument checks of the
 public functions, the tests and the bench all read that table. Beside `FUNCTIONS`, a spec holds
 
-    CASES, BENCH_CASES   tuples of dicts: a size for every symbol of the shapes, and options
+    CASES, BENCH_CASES   tuples of dicts: a size for every symbol of the shapes, and options;
+                         with precision="bf16" the operands are bfloat16, on the GPU only
     make_inputs(rng, case) -> dict    inputs by argument name, in float64 (ids: int32); an output
                          is named only to say that it is None in this case
     GRADIENTS            {gradient: argument of forward}, as computed by backward
@@ -18,22 +19,33 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import ml_dtypes
+import numpy as np
+
 Arguments = Mapping[str, Any]
 Case = Mapping[str, Any]
 Shape = str | Callable[[Arguments], str]
-DTYPES = {"float32": 4, "int32": 4}
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+# By the word in a table. All operands of one call have the same dtype: the precision of its
+# products.
+DTYPES = {"float32": (np.dtype(np.float32),), "int32": (np.dtype(np.int32),),
+          "bfloat16": (BFLOAT16,), "operand": (np.dtype(np.float32), BFLOAT16)}
 
 
 @dataclass(frozen=True)
 class Array:
-    """A parsed shape: "int32 B T ?" has dims ("B", "T"), dtype "int32" and may be None."""
+    """A parsed shape: "int32 B T ?" has dims ("B", "T"), dtype "int32" and may be None.
+
+    `dtype` is a key of DTYPES.
+    """
 
     dims: tuple[str, ...]
     dtype: str
     optional: bool
 
     def __str__(self) -> str:
-        return f"[{', '.join(self.dims)}] {self.dtype}" + (" or None" if self.optional else "")
+        dtypes = " or ".join(map(str, DTYPES[self.dtype]))
+        return f"[{', '.join(self.dims)}] {dtypes}" + (" or None" if self.optional else "")
 
     def shape(self, sizes: Mapping[str, Any]) -> tuple[int, ...]:
         """The shape in numbers; `sizes` gives each symbol's value (and "..." as `shape`)."""
@@ -62,7 +74,8 @@ class Function:
 
     A shape is written as symbols separated by blanks: "N d", "B*T 3*d", "int32 B T". "..." is any
     shape, the same for every array so marked; a last "?" means that the argument may be None. A
-    shape that depends on an option is a function of the arguments.
+    shape that depends on an option is a function of the arguments. The dtype is float32 unless a
+    word of DTYPES comes first.
     """
 
     inputs: Mapping[str, Shape]
@@ -97,7 +110,8 @@ class Function:
             if arguments[name] is not None:
                 array = parse(shape, arguments)
                 passes = 2 if name in self.added_to or name in self.updated else 1
-                total += passes * DTYPES[array.dtype] * math.prod(array.shape(case))
+                itemsize = arguments[name].dtype.itemsize
+                total += passes * itemsize * math.prod(array.shape(case))
         return total
 
     def describe(self) -> Iterator[str]:
@@ -110,12 +124,18 @@ class Function:
                 yield f"{name} {described}{note.get(rule, ', overwritten')}{alias}"
 
 
-_OPTIONS = ({"transpose_w": False}, {"transpose_w": True})
+_OPTIONS = ({"transpose_w": False, "residual": None}, {"transpose_w": True, "residual": True})
 
 
-def cases_of(spec: Any, name: str) -> tuple[Case, ...]:
-    """The cases of one function of an op."""
-    return spec.FUNCTIONS[name].cases or spec.CASES
+def is_bf16(array: Any) -> bool:
+    """Whether an array holds bfloat16 numbers."""
+    return array.dtype == BFLOAT16
+
+
+def cases_of(spec: Any, name: str, backend: str = "cpu") -> tuple[Case, ...]:
+    """The cases of one function of an op; those in bfloat16 are for the backend "gpu"."""
+    cases = spec.FUNCTIONS[name].cases or spec.CASES
+    return tuple(case for case in cases if backend == "gpu" or case.get("precision") != "bf16")
 
 
 def label(case: Case) -> str:

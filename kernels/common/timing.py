@@ -1,7 +1,10 @@
 """How long a call takes: by the clock on the CPU, by events in the stream on the GPU."""
 
+import statistics
 import time
 from collections.abc import Callable
+
+import numpy as np
 
 BATCH = 10  # calls that are put into the stream together: the host must not be what is measured
 
@@ -40,3 +43,12 @@ def measure_gpu(call: Callable[[], None], seconds: float, at_least: int) -> list
         cuda.synchronize()
         times += [1e-3 * cuda.event_elapsed_time(*pair) for pair in pairs]
     return times
+
+
+def copy_rate(nbytes: int, seconds: float, at_least: int) -> float:
+    """Bytes a second that a copy within device memory reads and writes."""
+    from .cuda import cuda
+
+    source, target = (cuda.device_array(nbytes, np.uint8) for _ in range(2))
+    times = measure_gpu(lambda: target.copy_to_device(source), seconds, at_least)
+    return 2 * nbytes / statistics.median(times)

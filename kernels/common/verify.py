@@ -1,7 +1,8 @@
 """Compare an implementation with the oracle: one comparison for the tests and for the bench.
 
 The float64 oracle gives the expected result. The same formula run by NumPy in float32 shows what
-rounding costs on this very input, and the allowed error is a small multiple of that error.
+rounding costs on this very input, and the allowed error is a small multiple of that error. In a
+case in bfloat16, NumPy gets operands that were rounded to it, and so does the implementation.
 """
 
 import inspect
@@ -12,11 +13,13 @@ from typing import Any
 import numpy as np
 
 from ..registry import load_op, load_spec
-from .spec import Case, Function, label, parse
+from .device_array import DeviceArray
+from .spec import DTYPES, Case, Function, label, parse
 
 GUARD_WORDS = 17  # odd, so that the arrays between guards have no more than 4-byte alignment
 ALIGNED_GUARD_WORDS = 64  # for the kernels that need 16 bytes: what allocators give
 GUARD_BITS = 0x7FC0DEAD  # a NaN: reading it shows, and any write to it shows
+BF16_FACTOR = 2  # of the error of NumPy with rounded operands
 FLOOR_ULPS = 4  # where the float32 run happens to be exact, this much of the largest value
 
 
@@ -44,13 +47,27 @@ def build_arguments(op: str, name: str, case: Case) -> dict[str, Any]:
 
 
 def cast(arguments: Mapping[str, Any], dtype: type) -> dict[str, Any]:
-    """A copy of the arguments with every floating-point array in `dtype`."""
+    """A copy of the arguments with every array of real numbers in `dtype`."""
     return {
-        name: value.astype(dtype if value.dtype.kind == "f" else value.dtype)
+        name: value.astype(value.dtype if value.dtype == np.int32 else dtype)
         if isinstance(value, np.ndarray)
         else value
         for name, value in arguments.items()
     }
+
+
+def as_stored(function: Function, case: Case, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of the arguments in the dtypes of the function's table, operands as the case says."""
+    stored = dict(arguments)
+    for name, shape in function.arrays.items():
+        if arguments[name] is not None:
+            dtypes = DTYPES[parse(shape, arguments).dtype]
+            stored[name] = arguments[name].astype(dtypes[-1 if is_in_bf16(case) else 0])
+    return stored
+
+
+def is_in_bf16(case: Case) -> bool:
+    return case.get("precision") == "bf16"
 
 
 def verify(op: str, name: str, case: Case, implementation: Callable[..., None],
@@ -63,16 +80,20 @@ def verify(op: str, name: str, case: Case, implementation: Callable[..., None],
     """
     spec, oracle = load_spec(op), getattr(load_op(op, "oracle"), name)
     function: Function = spec.FUNCTIONS[name]
-    arguments = cast(build_arguments(op, name, case), np.float32)
-    expected, yardstick = cast(arguments, np.float64), cast(arguments, np.float32)
+    exact = build_arguments(op, name, case)
+    arguments = as_stored(function, case, exact)
+    expected = cast(exact if is_in_bf16(case) else arguments, np.float64)
+    yardstick = cast(arguments, np.float32)
     oracle(**expected)
     oracle(**yardstick)
+    yardstick = as_stored(function, case, yardstick)
+    factor = BF16_FACTOR if is_in_bf16(case) else spec.TOLERANCE
 
     def call(in_place: dict[str, str]) -> tuple[dict[str, np.ndarray], list[str]]:
         results, faults = _run(function, implementation, arguments, in_place, backend,
                                guard_words)
         for output in results:
-            fault = compare(results[output], expected[output], yardstick[output], spec.TOLERANCE)
+            fault = compare(results[output], expected[output], yardstick[output], factor)
             if fault:
                 faults.append(f"{output}: {fault}")
         return results, faults
@@ -86,6 +107,8 @@ def verify(op: str, name: str, case: Case, implementation: Callable[..., None],
     ]
     for output, sources in function.in_place.items():
         for source in sources:
+            if arguments[source] is None:
+                continue
             faults += [f"with {output} = {source}: {fault}" for fault in call({output: source})[1]]
     return faults
 
@@ -107,11 +130,11 @@ def _run(
         views[output] = views[source]
         memory[output] = memory[source]
     implementation(*({**arguments, **views}.values()))
-    buffers = {name: _download(memory[name], backend) for name in arrays}
+    buffers = {name: download(memory[name], backend) for name in arrays}
     faults = []
     for name, array in arrays.items():
-        guards = buffers[name][:guard_words], buffers[name][-guard_words:]
-        if any((guard != GUARD_BITS).any() for guard in guards):
+        untouched = _guarded(_inside(buffers[name], array), guard_words)
+        if buffers[name].tobytes() != untouched.tobytes():
             faults.append(f"{name}: memory beside the array was written")
         is_written = name in function.outputs or name in in_place.values()
         if not is_written and _inside(buffers[name], array).tobytes() != array.tobytes():
@@ -122,15 +145,15 @@ def _run(
 
 
 def _guarded(array: np.ndarray, guard_words: int) -> np.ndarray:
-    buffer = np.full(array.size + 2 * guard_words, GUARD_BITS, np.uint32)
-    _inside(buffer, array)[...] = array
-    return buffer
+    buffer = np.full(-(-array.nbytes // 4) + 2 * guard_words, GUARD_BITS, np.uint32)
+    _inside(buffer.view(np.uint8), array)[...] = array
+    return buffer.view(np.uint8)
 
 
 def _inside(buffer: Any, array: np.ndarray) -> Any:
-    """The part of a buffer, in host or device memory, that lies between its guards."""
-    guard_words = (buffer.size - array.size) // 2
-    return buffer[guard_words:-guard_words].view(array.dtype).reshape(array.shape)
+    """The part of a buffer's bytes, in host or device memory, that lies between its guards."""
+    start = (buffer.size - array.nbytes) // 8 * 4
+    return buffer[start:start + array.nbytes].view(array.dtype).reshape(array.shape)
 
 
 def upload(value: Any, backend: str) -> Any:
@@ -139,11 +162,15 @@ def upload(value: Any, backend: str) -> Any:
         return value
     from .cuda import cuda
 
-    return cuda.to_device(value)
+    owner = cuda.to_device(value.reshape(-1).view(np.uint8))
+    return DeviceArray(owner, owner.device_ctypes_pointer.value, value.shape, value.dtype)
 
 
-def _download(buffer: Any, backend: str) -> np.ndarray:
-    return buffer.copy_to_host() if backend == "gpu" else buffer
+def download(array: Any, backend: str) -> np.ndarray:
+    """The counterpart of `upload`."""
+    if backend != "gpu":
+        return array
+    return array.owner.copy_to_host().view(array.dtype).reshape(array.shape)
 
 
 def compare(
@@ -155,6 +182,7 @@ def compare(
     less than a few units in the last place of the largest expected value. NaN and infinity must
     stand exactly where the oracle has them.
     """
+    result, yardstick = result.astype(np.float64), yardstick.astype(np.float64)
     finite = np.isfinite(expected)
     wrong = np.isfinite(result) != finite
     if wrong.any():

@@ -18,13 +18,13 @@ def _require(arguments: Arguments) -> None:
 FUNCTIONS = {
     "forward": Function(
         overwritten={"losses": "N"},
-        inputs={"logits": "N Vp", "targets": "int32 N"},
+        inputs={"logits": "operand N Vp", "targets": "int32 N"},
         require=_require,
         flops=lambda c: 4 * c["N"] * c["V"],
     ),
     "backward": Function(
-        overwritten={"losses": "N", "dlogits": "N Vp"},
-        inputs={"logits": "N Vp", "targets": "int32 N"},
+        overwritten={"losses": "N", "dlogits": "operand N Vp"},
+        inputs={"logits": "operand N Vp", "targets": "int32 N"},
         in_place={"dlogits": ("logits",)},
         require=_require,
         flops=lambda c: 7 * c["N"] * c["V"],
@@ -41,8 +41,22 @@ CASES = (
     {"N": 257, "V": 31, "Vp": 33},
     {"N": 1023, "V": 3, "Vp": 128},
     {"N": 10, "V": 255, "Vp": 256, "spread": 50.0},
+    {"N": 3, "V": 12033, "Vp": 12036},
+    {"N": 1, "V": 1, "Vp": 1, "precision": "bf16"},
+    {"N": 33, "V": 65, "Vp": 128, "precision": "bf16"},
+    {"N": 7, "V": 257, "Vp": 260, "precision": "bf16"},
+    {"N": 31, "V": 256, "Vp": 256, "precision": "bf16"},
+    {"N": 5, "V": 8449, "Vp": 8576, "precision": "bf16"},
+    {"N": 9, "V": 31, "Vp": 33, "precision": "bf16"},
+    {"N": 10, "V": 255, "Vp": 256, "spread": 50.0, "precision": "bf16"},
+    {"N": 3, "V": 24071, "Vp": 24072, "precision": "bf16"},
 )
-BENCH_CASES = ({"N": 1024, "V": 256, "Vp": 256}, {"N": 1024, "V": 8449, "Vp": 8576})
+BENCH_CASES = (
+    {"N": 1024, "V": 256, "Vp": 256},
+    {"N": 1024, "V": 8449, "Vp": 8576},
+    {"N": 256, "V": 8449, "Vp": 8576, "precision": "bf16"},
+    {"N": 8192, "V": 8449, "Vp": 8576, "precision": "bf16"},
+)
 GRADIENTS = {"dlogits": "logits"}
 TOLERANCE = 4
 

@@ -2,20 +2,22 @@
 
     x[b*T + t] = wte[ids[b, t]] + wpe[start + t]
 
-`start` is the position of the first column: 0 in training, the number of tokens seen so far when
-a sequence is continued.
+`start` [1] is the position of the first column, the number of tokens seen so far, when a sequence
+is continued. It is in memory, so that a recorded step can be repeated at other positions. In
+training it is None, which means 0.
 
 Derivative: each row of dx is the gradient of the two rows that were added, so
 
-    dwte[i]         += sum of dx[b*T + t] over all (b, t) with ids[b, t] = i
-    dwpe[start + t] += sum of dx[b*T + t] over b
+    dwte[i] += sum of dx[b*T + t] over all (b, t) with ids[b, t] = i
+    dwpe[t] += sum of dx[b*T + t] over b
 
 Both sums run in a fixed order, so that two runs give the same bits.
 
 Shapes      x, dx [B*T, d]; ids [B, T] int32; wte, dwte [Vp, d]; wpe, dwpe [context, d]
 Write rule  x is overwritten; dwte and dwpe are added to. Rows that no id names stay untouched,
-            as do rows of the padded vocabulary. Ids in device memory are not checked beforehand:
-            one outside the table makes its row of x NaN and adds to no row of dwte.
+            as do rows of the padded vocabulary. Values in device memory are not checked beforehand:
+            an id or a position outside its table makes its row of x NaN, and the id adds to no
+            row of dwte.
 Cost        forward: B*T*d additions; reads B*T rows of wte and T rows of wpe, writes x: about
             8*B*T*d + 4*T*d bytes. Backward: 2*B*T*d additions; about 12*B*T*d + 8*T*d bytes.
 

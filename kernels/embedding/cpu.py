@@ -8,17 +8,21 @@ from ..common.cache import njit
 COLUMNS = 64  # columns of one backward task
 
 
-def forward(x, ids, wte, wpe, start: int) -> None:
-    """x[b*T+t] = wte[ids[b,t]] + wpe[start+t]; raises ValueError for an id outside wte."""
-    _check_positions(ids, wpe, start)
-    if not _forward(x, ids, wte, wpe, start):
+def forward(x, ids, wte, wpe, start) -> None:
+    """x[b*T+t] = wte[ids[b,t]] + wpe[start+t]; raises ValueError for an id outside wte.
+
+    start [1] is 0 where it is None.
+    """
+    first = 0 if start is None else int(start[0])
+    _check_positions(ids, wpe, first)
+    if not _forward(x, ids, wte, wpe, first):
         _refuse(ids, wte)
 
 
-def backward(dwte, dwpe, dx, ids, start: int) -> None:
-    """dwte[ids[b,t]] += dx[b*T+t] and dwpe[start+t] += dx[b*T+t], in the order of the rows."""
-    _check_positions(ids, dwpe, start)
-    if not _backward(dwte, dwpe, dx, ids, start):
+def backward(dwte, dwpe, dx, ids) -> None:
+    """dwte[ids[b,t]] += dx[b*T+t] and dwpe[t] += dx[b*T+t], in the order of the rows."""
+    _check_positions(ids, dwpe, 0)
+    if not _backward(dwte, dwpe, dx, ids):
         _refuse(ids, dwte)
 
 
@@ -61,7 +65,7 @@ def _forward(x, ids, wte, wpe, start):
 
 
 @njit(parallel=True)
-def _backward(dwte, dwpe, dx, ids, start):
+def _backward(dwte, dwpe, dx, ids):
     """Each task owns some columns of both tables, so equal ids meet in row order, race-free."""
     if not _in_range(ids, dwte.shape[0]):
         return False
@@ -73,7 +77,7 @@ def _backward(dwte, dwpe, dx, ids, start):
             for t in range(ids.shape[1]):
                 gradient = dx[b * ids.shape[1] + t, lo:hi]
                 token = dwte[ids[b, t], lo:hi]
-                position = dwpe[start + t, lo:hi]
+                position = dwpe[t, lo:hi]
                 for j in range(gradient.size):
                     token[j] += gradient[j]
                 for j in range(gradient.size):

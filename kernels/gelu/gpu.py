@@ -41,7 +41,7 @@ def gelu_value(x):
 
 
 @device_function
-def _gelu_slope(x):
+def gelu_slope(x):
     """The derivative of GELU at one float32."""
     x = _LEFT if x < _LEFT else x  # the derivative is constant beyond; max would lose a NaN
     x = _RIGHT if x > _RIGHT else x
@@ -75,7 +75,7 @@ def _make_backward(words, load, store):
             load(gradients, dy, i)
             load(values, x, i)
             for j in range(words):
-                gradients[j] *= _gelu_slope(values[j])
+                gradients[j] *= gelu_slope(values[j])
             store(dx, i, gradients)
 
     return _backward

@@ -11,9 +11,13 @@ from ..common.cpu_math import FAST_SUM
 CHUNK = 32768  # elements of one partial sum; scratch is 8 bytes per chunk
 
 
-def forward(norm, grads) -> None:
-    """norm[0] = sqrt(sum of squares of grads [P]); not finite if any element is not."""
-    norm[0] = math.sqrt(_sum_of_squares(grads))
+def forward(norm, grads, previous) -> None:
+    """norm[0] = sqrt(sum of squares of grads [P]); not finite if any element is not.
+
+    NaN if previous[0] is not finite; previous may be None.
+    """
+    stopped = previous is not None and not math.isfinite(previous[0])
+    norm[0] = math.nan if stopped else math.sqrt(_sum_of_squares(grads))
 
 
 @njit(parallel=True, fastmath=FAST_SUM)

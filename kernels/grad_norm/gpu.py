@@ -16,15 +16,18 @@ WARPS = THREADS // LANES
 BLOCKS = 1024  # of the first launch, at most: the same on every device, so that the bits are
 
 
-def forward(norm, grads) -> None:
-    """norm[0] = sqrt(sum of squares of grads [P]); not finite if any element is not."""
+def forward(norm, grads, previous) -> None:
+    """norm[0] = sqrt(sum of squares of grads [P]); not finite if any element is not.
+
+    NaN if previous[0] is not finite; previous may be None, or norm itself.
+    """
     words, sum_squares = _sum_squares.choose(grads.size, grads)
     step = THREADS * words
     run = step * ceil_div(grads.size, BLOCKS * step)
     blocks = ceil_div(grads.size, run)
     partials = scratch(blocks)
     sum_squares.launch(blocks, partials, grads, grads.size, run)
-    _root_of_sum.launch(1, norm, partials, blocks)
+    _root_of_sum.launch(1, norm, partials, blocks, previous, previous is not None)
 
 
 def _make_sum_squares(words, load, store):
@@ -56,12 +59,17 @@ _sum_squares = ByAccess(_make_sum_squares)
 
 
 @kernel(threads=THREADS)
-def _root_of_sum(norm: Floats, partials: Floats, count: int32):
-    """norm[0] = sqrt(sum of partials [count]); one block"""
+def _root_of_sum(norm: Floats, partials: Floats, count: int32, previous: Floats,
+                 has_previous: int32):
+    """norm[0] = sqrt(sum of partials [count]), but NaN after a norm that is not finite; one block
+    """
     of_warps = cuda.shared.array(WARPS, float32)
     total = float32(0.0)
     for i in range(cuda.threadIdx.x, count, THREADS):
         total += partials[i]
     total = block_sum(total, of_warps)
     if cuda.threadIdx.x == 0:
-        norm[0] = math.sqrt(total)
+        length = math.sqrt(total)
+        if has_previous and not abs(previous[0]) < float32(math.inf):  # true for NaN too
+            length = float32(math.nan)
+        norm[0] = length

@@ -1,5 +1,6 @@
 """Shapes, cases and costs of the gradient norm."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,8 @@ from ..common.spec import Case, Function
 FUNCTIONS = {
     "forward": Function(
         overwritten={"norm": "1"},
-        inputs={"grads": "P"},
+        inputs={"grads": "P", "previous": "1 ?"},
+        in_place={"norm": ("previous",)},
         flops=lambda c: 2 * c["P"],
     ),
 }
@@ -27,6 +29,11 @@ CASES = (
     {"P": 1_100_000},
     {"P": 1023, "spread": 1e-9},
     {"P": 1023, "spread": 1e9},
+    {"P": 33, "previous": 0.0},
+    {"P": 1025, "previous": 3.4e38},
+    {"P": 33, "previous": math.nan},
+    {"P": 32, "previous": math.inf},
+    {"P": 8449, "previous": -math.inf},
 )
 BENCH_CASES = ({"P": 850_000}, {"P": 20_000_000})
 GRADIENTS: dict[str, str] = {}
@@ -34,4 +41,6 @@ TOLERANCE = 4
 
 
 def make_inputs(rng: np.random.Generator, case: Case) -> dict[str, Any]:
-    return {"grads": case.get("spread", 1.0) * rng.standard_normal(case["P"])}
+    previous = np.array([case["previous"]]) if "previous" in case else None
+    return {"grads": case.get("spread", 1.0) * rng.standard_normal(case["P"]),
+            "previous": previous}

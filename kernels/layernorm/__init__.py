@@ -15,10 +15,22 @@ Derivative, with g = gamma * dy (g = dy without parameters) and sums over the ro
 The two subtracted terms are the gradient through mean and through rstd: every feature of a row
 depends on every other. Backward recomputes xhat from x, mean and rstd instead of storing it.
 
-Shapes      x, y, dx, dy [N, d]; mean, rstd [N]; gamma, beta, dgamma, dbeta [d] or all None
-Write rule  y, mean, rstd and dx are overwritten; dgamma and dbeta are added to.
-Cost        forward: about 8*N*d operations, 8*N*d bytes. Backward: about 14*N*d operations,
-            12*N*d bytes. Both are bound by memory.
+Before a sublayer the stream x also goes straight on, past the norm, and its gradient is the sum of
+what comes back along both ways. `residual` is what comes back straight, and dx becomes
+
+    dx = residual + (dx from above)
+
+in the same pass. On a GPU dx_bf16 gets dx rounded, for the products of the layer below.
+
+Shapes      x, y, dx, dx_bf16, dy, residual [N, d]; mean, rstd [N]; gamma, beta, dgamma, dbeta
+            [d] or all None
+Dtypes      y and dy are operands: float32, or on a GPU bfloat16; dx_bf16 is bfloat16; all else,
+            and every sum, is float32
+Write rule  y, mean, rstd, dx and dx_bf16 are overwritten; dgamma and dbeta are added to. dx may be
+            residual itself; residual and dx_bf16 may be None.
+Cost        forward: about 8*N*d operations; reads 4*N*d bytes, writes 4*N*d, or 2*N*d in bfloat16.
+            Backward: about 15*N*d operations; 16*N*d bytes, 12*N*d without residual; in bfloat16,
+            with dx_bf16, 16*N*d. Each row is read from memory once; bound by memory.
 
 Source: Ba, Kiros and Hinton, "Layer Normalization" (2016); placed before each sublayer as in
 Xiong et al., "On Layer Normalization in the Transformer Architecture" (2020).

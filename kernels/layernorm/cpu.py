@@ -22,13 +22,18 @@ def forward(y, mean, rstd, x, gamma, beta, eps: float) -> None:
     _forward(y, mean, rstd, x, gamma, beta, F(eps))
 
 
-def backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma) -> None:
-    """dx is overwritten, dgamma and dbeta [d] are added to; None when the norm has none."""
+def backward(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual) -> None:
+    """dx = residual + the gradient through the norm; dx_bf16, which GPUs write, is None.
+
+    dgamma and dbeta [d] are added to; they are None when the norm has none.
+    """
+    if residual is None:
+        residual = _identity(x.shape[1])[1].reshape(1, -1)  # zeros, one row for all
     if gamma is None:
         gamma, _ = _identity(x.shape[1])
-        _backward_input(dx, dy, x, mean, rstd, gamma)
+        _backward_input(dx, dy, x, mean, rstd, gamma, residual, dx is residual)
     else:
-        _backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma)
+        _backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, residual, dx is residual)
 
 
 @functools.lru_cache(maxsize=4)
@@ -58,8 +63,8 @@ def _forward(y, mean, rstd, x, gamma, beta, eps):
 
 
 @njit(fastmath=FAST_SUM, forceinline=True)
-def _row_gradient(dxr, dyr, xr, mu, scale, gamma):
-    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * gamma."""
+def _row_gradient(dxr, dyr, xr, mu, scale, gamma, straight, in_place):
+    """dx = residual + rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = dy * gamma."""
     width = xr.size
     sum_g = F(0.0)
     sum_gx = F(0.0)
@@ -69,18 +74,23 @@ def _row_gradient(dxr, dyr, xr, mu, scale, gamma):
         sum_gx += g * (xr[j] - mu)
     mean_g = sum_g / F(width)
     slope = sum_gx * scale * scale / F(width)
-    for j in range(width):
-        dxr[j] = scale * (dyr[j] * gamma[j] - mean_g - (xr[j] - mu) * slope)
+    if in_place:  # one pointer: LLVM's overlap test would send it to a scalar loop
+        for j in range(width):
+            dxr[j] += scale * (dyr[j] * gamma[j] - mean_g - (xr[j] - mu) * slope)
+    else:
+        for j in range(width):
+            dxr[j] = straight[j] + scale * (dyr[j] * gamma[j] - mean_g - (xr[j] - mu) * slope)
 
 
 @njit(parallel=True, fastmath=FAST_SUM)
-def _backward_input(dx, dy, x, mean, rstd, gamma):
+def _backward_input(dx, dy, x, mean, rstd, gamma, residual, in_place):
     for row in prange(x.shape[0]):
-        _row_gradient(dx[row], dy[row], x[row], mean[row], rstd[row], gamma)
+        straight = residual[row] if residual.shape[0] > 1 else residual[0]
+        _row_gradient(dx[row], dy[row], x[row], mean[row], rstd[row], gamma, straight, in_place)
 
 
 @njit(parallel=True, fastmath=FAST_SUM)
-def _backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma):
+def _backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma, residual, in_place):
     rows, width = x.shape
     blocks = min(ROW_BLOCKS, rows)
     partial = np.zeros((2, blocks, width), np.float32)
@@ -95,7 +105,8 @@ def _backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma):
             for j in range(width):
                 sums_gamma[j] += dyr[j] * ((xr[j] - mu) * scale)
                 sums_beta[j] += dyr[j]
-            _row_gradient(dx[row], dyr, xr, mu, scale, gamma)
+            straight = residual[row] if residual.shape[0] > 1 else residual[0]
+            _row_gradient(dx[row], dyr, xr, mu, scale, gamma, straight, in_place)
     for block in range(blocks):
         sums_gamma = partial[0, block]
         sums_beta = partial[1, block]

@@ -22,6 +22,7 @@ def forward(
 
 def backward(
     dx: np.ndarray,
+    dx_bf16: np.ndarray | None,
     dgamma: np.ndarray | None,
     dbeta: np.ndarray | None,
     dy: np.ndarray,
@@ -29,13 +30,17 @@ def backward(
     mean: np.ndarray,
     rstd: np.ndarray,
     gamma: np.ndarray | None,
+    residual: np.ndarray | None,
 ) -> None:
-    """dx = rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = gamma * dy."""
+    """dx = residual + rstd * (g - mean(g) - xhat * mean(g * xhat)) with g = gamma * dy."""
     xhat = (x - mean[:, None]) * rstd[:, None]
     g = dy if gamma is None else gamma * dy
     through_mean = g.mean(axis=1, keepdims=True)
     through_rstd = (g * xhat).mean(axis=1, keepdims=True)
-    dx[:] = rstd[:, None] * (g - through_mean - xhat * through_rstd)
+    through_norm = rstd[:, None] * (g - through_mean - xhat * through_rstd)
+    dx[:] = through_norm if residual is None else residual + through_norm
+    if dx_bf16 is not None:
+        dx_bf16[:] = dx
     if gamma is not None:
         dgamma += (dy * xhat).sum(axis=0)
         dbeta += dy.sum(axis=0)

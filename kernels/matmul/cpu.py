@@ -14,6 +14,7 @@ from numba import get_num_threads, prange
 
 from ..common.cache import njit
 from ..common.cpu_math import FAST, FAST_SUM, F, flat
+from ..gelu.cpu import backward as times_gelu_slope
 from ..gelu.cpu import gelu
 from .cpu_product import product
 
@@ -24,10 +25,11 @@ ROW_BLOCKS = 16  # fixed number of partial column sums, whatever the number of t
 _thread = threading.local()
 
 
-def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
-    """y = x·w + bias, or y = GELU(pre_gelu) with pre_gelu = x·w + bias.
+def forward(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
+    """y = x·w + bias; with pre_gelu, that is its value, and y = GELU(pre_gelu).
 
-    x [M,K]; w [K,N], or [N,K] with transpose_w; y and pre_gelu [M,N]; pre_gelu, bias may be None.
+    x [M,K]; w [K,N], or [N,K] with transpose_w; y, pre_gelu and residual [M,N]; residual is added
+    to y. pre_gelu, bias and residual may be None.
     """
     linear = y if pre_gelu is None else pre_gelu
     if x.shape[0] > 1:
@@ -36,16 +38,25 @@ def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
         _row_times_transposed(linear[0], x[0], w)
     else:
         _row_times(linear[0], x[0], w, _partial_sums(w))
+    if bias is None and (pre_gelu is not None or residual is not None):
+        bias = np.zeros(y.shape[1], np.float32)
     if pre_gelu is not None:  # whole rows: on panels of 32 columns this takes 3 times as long
-        _bias_gelu(y, pre_gelu, np.zeros(y.shape[1], np.float32) if bias is None else bias)
+        _bias_gelu(y, pre_gelu, bias)
+    elif residual is not None:
+        _add_bias_residual(y, bias, residual)
     elif bias is not None:
         _add_bias(y, bias)
 
 
-def backward(dx, dw, dbias, dy, x, w, transpose_w: bool) -> None:
-    """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to."""
+def backward(dx, dw, dbias, dy, x, w, pre_gelu, transpose_w: bool) -> None:
+    """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to.
+
+    With pre_gelu [M,K], where x = GELU(pre_gelu), dx is the gradient of that.
+    """
     if dx is not None:
         _multiply(dx, dy, w if transpose_w else w.T)
+        if pre_gelu is not None:
+            times_gelu_slope(dx, dx, pre_gelu)
     if transpose_w:
         _multiply_add(dw, dy.T, x)
     else:
@@ -124,6 +135,15 @@ def _add_bias(y, bias):
         yr = y[row]
         for j in range(yr.size):
             yr[j] += bias[j]
+
+
+@njit(parallel=True)
+def _add_bias_residual(y, bias, residual):
+    for row in prange(y.shape[0]):
+        yr = y[row]
+        other = residual[row]
+        for j in range(yr.size):
+            yr[j] += bias[j] + other[j]
 
 
 @njit(parallel=True, fastmath=FAST)

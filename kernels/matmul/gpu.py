@@ -1,4 +1,4 @@
-"""GPU matrix products in exact FP32.
+"""GPU matrix products: in exact FP32 here; those of bf16 operands are in gpu_bf16.
 
 Three forms of one loop over tiles (gpu_product) serve a layer: x·w and x·wᵀ, which with dy in the
 place of x is also the gradient of x, and xᵀ·dy, which is added to dw. Each form exists in tiles of
@@ -13,6 +13,7 @@ time, and a product would have too few tiles to do it fast: such rows have kerne
 
 from ..common.access import LANES
 from ..common.cuda import (
+    Bfloats,
     Floats,
     Kernel,
     cuda,
@@ -25,50 +26,72 @@ from ..common.cuda import (
 )
 from ..common.launch import MAX_INT32, aligned, ceil_div, check_sizes
 from ..common.reduce import ALL_LANES, warp_sum
-from ..gelu.gpu import gelu_value
+from ..common.spec import is_bf16
+from . import gpu_bf16
+from .gpu_epilogue import GELU, PLAIN, RESIDUAL, SLOPE, epilogue_of, gelu_slope, gelu_value
+from .gpu_octet import bf16_value
 from .gpu_product import ZERO, quad_access, tile_product
 
 TILES = ((128, True), (64, True), (64, False))  # size, and whether quads are read whole
-MAX_SIZE = MAX_INT32 // 128 * 128  # the last tile's rows, columns and terms are int32 too
+MAX_SIZE = MAX_INT32 // 256 * 256  # the last tile's rows, columns and terms are int32 too
 THREADS_TOGETHER = 512  # on a multiprocessor, at least: each may have 128 registers
 FEW_ROWS = 8  # the weights are read for each row, though from L2 for all but the first
 COLUMNS = 8  # of a block that sums columns: 32 bytes, the least that memory moves
 SLICES = 128  # of a column, each for one thread: enough reads under way with few blocks, too
-WARPS = COLUMNS * SLICES // LANES
-PADDED_WARPS = WARPS + 1  # so that the partial sums of 8 columns lie in 8 banks
+THREADS = COLUMNS * SLICES
+PADDED_WARPS = THREADS // LANES + 1  # so that the partial sums of 8 columns lie in 8 banks
 DOTS = 8  # warps of a block, one for each dot product
 
 
-def forward(y, pre_gelu, x, w, bias, transpose_w: bool) -> None:
-    """y = x·w + bias, or y = GELU(pre_gelu) with pre_gelu = x·w + bias.
+def forward(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
+    """y = x·w + bias; with pre_gelu, that is its value, and y = GELU(pre_gelu).
 
-    x [M,K]; w [K,N], or [N,K] with transpose_w; y and pre_gelu [M,N]; pre_gelu, bias may be None.
+    x [M,K]; w [K,N], or [N,K] with transpose_w; y, pre_gelu and residual [M,N]; residual is added
+    to y. pre_gelu, bias and residual may be None.
     """
-    M, K = x.shape
-    N = y.shape[1]
-    check_sizes(MAX_SIZE, M=M, N=N, K=K)
-    arguments = (y, pre_gelu, x, w, bias, M, N, K, bias is not None, pre_gelu is not None)
+    check_sizes(MAX_SIZE, M=x.shape[0], N=y.shape[1], K=x.shape[1])
+    if is_bf16(x):
+        gpu_bf16.forward(y, pre_gelu, x, w, bias, residual, transpose_w)
+    else:
+        other = residual if pre_gelu is None else pre_gelu
+        _forward(y, other, x, w, bias, epilogue_of(pre_gelu, residual), transpose_w)
+
+
+def backward(dx, dw, dbias, dy, x, w, pre_gelu, transpose_w: bool) -> None:
+    """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to.
+
+    With pre_gelu [M,K], where x = GELU(pre_gelu), dx is the gradient of that.
+    """
+    M, N = dy.shape
+    check_sizes(MAX_SIZE, M=M, N=N, K=x.shape[1])
+    a, b = (dy, x) if transpose_w else (x, dy)  # dw = aᵀ·b
+    if is_bf16(x):
+        if dx is not None:
+            gpu_bf16.backward_input(dx, dy, w, pre_gelu, transpose_w)
+        gpu_bf16.add_product(dw, a, b)
+    else:
+        if dx is not None:
+            epilogue = PLAIN if pre_gelu is None else SLOPE
+            _forward(dx, pre_gelu, dy, w, None, epilogue, not transpose_w)
+        rows, columns = dw.shape
+        add_product, blocks = _choose(_add_product, rows, columns, rows, dw, a, b)
+        add_product.launch(blocks, dw, a, b, rows, columns, M)
+    if dbias is not None:
+        columns, add_column_sums = _add_column_sums[is_bf16(dy)]
+        add_column_sums.launch(ceil_div(N, columns), dbias, dy, M, N)
+
+
+def _forward(y, other, x, w, bias, epilogue: int, transpose_w: bool) -> None:
+    """y = x·w + bias and an epilogue, whose second array is `other`."""
+    (M, K), N = x.shape, y.shape[1]
+    arguments = (y, other, x, w, bias, M, N, K, bias is not None, epilogue)
     if M > FEW_ROWS:
-        linear, blocks = _choose(_linear[transpose_w], M, N, K, y, pre_gelu, x, w, bias)
+        linear, blocks = _choose(_linear[transpose_w], M, N, K, y, other, x, w, bias)
         linear.launch(blocks, *arguments)
     elif transpose_w:
         _few_rows_transposed.launch(M * ceil_div(N, DOTS), *arguments)
     else:
         _few_rows.launch(M * ceil_div(N, COLUMNS), *arguments)
-
-
-def backward(dx, dw, dbias, dy, x, w, transpose_w: bool) -> None:
-    """dx [M,K] is overwritten (None: not wanted); dw and dbias (may be None) are added to."""
-    M, N = dy.shape
-    check_sizes(MAX_SIZE, M=M, N=N, K=x.shape[1])
-    if dx is not None:
-        forward(dx, None, dy, w, None, not transpose_w)
-    a, b = (dy, x) if transpose_w else (x, dy)  # dw = aᵀ·b
-    rows, columns = dw.shape
-    add_product, blocks = _choose(_add_product, rows, columns, rows, dw, a, b)
-    add_product.launch(blocks, dw, a, b, rows, columns, M)
-    if dbias is not None:
-        _add_column_sums.launch(ceil_div(N, COLUMNS), dbias, dy, M, N)
 
 
 def _choose(kernels: dict[tuple[int, bool], Kernel], rows: int, columns: int, row_of_a: int,
@@ -97,23 +120,29 @@ def _make_linear(tile: int, transpose_w: bool, quads: bool) -> Kernel:
 
     @device_function
     def finish(outputs, at, column, count, values):
-        """Bias and GELU on one quad; see `tile_product`."""
-        y, pre_gelu, bias, has_bias, has_gelu = outputs
+        """Bias and epilogue of one quad; see `tile_product`."""
+        y, other, bias, has_bias, epilogue = outputs
         if has_bias:
             values = _sum4(values, read(bias, column, count))
-        if has_gelu:
-            write(pre_gelu, at, count, values)
+        if epilogue == GELU:
+            write(other, at, count, values)
             values = (gelu_value(values[0]), gelu_value(values[1]),
                       gelu_value(values[2]), gelu_value(values[3]))
+        elif epilogue == RESIDUAL:
+            values = _sum4(values, read(other, at, count))
+        elif epilogue == SLOPE:
+            pre_gelu = read(other, at, count)
+            values = (values[0] * gelu_slope(pre_gelu[0]), values[1] * gelu_slope(pre_gelu[1]),
+                      values[2] * gelu_slope(pre_gelu[2]), values[3] * gelu_slope(pre_gelu[3]))
         write(y, at, count, values)
 
     product = tile_product(tile, False, transpose_w, quads, finish)
 
     @kernel(threads=2 * tile, min_blocks=THREADS_TOGETHER // (2 * tile),
             name=_name("_linear_transposed" if transpose_w else "_linear", tile, quads))
-    def _linear(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
-                M: int32, N: int32, K: int32, has_bias: int32, has_gelu: int32):
-        product((y, pre_gelu, bias, has_bias, has_gelu), x, w, M, N, K)
+    def _linear(y: Floats, other: Floats, x: Floats, w: Floats, bias: Floats,
+                M: int32, N: int32, K: int32, has_bias: int32, epilogue: int32):
+        product((y, other, bias, has_bias, epilogue), x, w, M, N, K)
 
     return _linear
 
@@ -147,9 +176,9 @@ def _name(form: str, tile: int, quads: bool) -> str:
     return f"{form}_{tile}{'' if quads else '_odd'}"
 
 
-@kernel(threads=COLUMNS * SLICES)
-def _few_rows(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
-              M: int32, N: int32, K: int32, has_bias: int32, has_gelu: int32):
+@kernel(threads=THREADS)
+def _few_rows(y: Floats, other: Floats, x: Floats, w: Floats, bias: Floats,
+              M: int32, N: int32, K: int32, has_bias: int32, epilogue: int32):
     """8 columns of one row of y = x·w; a thread takes every 128th row of w [K, N]."""
     partials = cuda.shared.array((COLUMNS, PADDED_WARPS), float32)
     row, block = _row_and_block(M)
@@ -160,19 +189,19 @@ def _few_rows(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
     total = _sum_slices(total, partials)
     column = block * COLUMNS + cuda.threadIdx.x // LANES
     if cuda.threadIdx.x < COLUMNS * LANES and cuda.laneid == 0 and column < N:
-        _finish(y, pre_gelu, bias, int64(row) * N + column, column, total, has_bias, has_gelu)
+        _finish(y, other, bias, int64(row) * N + column, column, total, has_bias, epilogue)
 
 
 @kernel(threads=DOTS * LANES)
-def _few_rows_transposed(y: Floats, pre_gelu: Floats, x: Floats, w: Floats, bias: Floats,
-                         M: int32, N: int32, K: int32, has_bias: int32, has_gelu: int32):
+def _few_rows_transposed(y: Floats, other: Floats, x: Floats, w: Floats, bias: Floats,
+                         M: int32, N: int32, K: int32, has_bias: int32, epilogue: int32):
     """8 columns of one row of y = x·wᵀ; a warp takes one row of w [N, K]."""
     row, block = _row_and_block(M)
     column = block * DOTS + cuda.threadIdx.x // LANES
     if column < N:
         total = warp_sum(_dot(x, int64(row) * K, w, int64(column) * K, 1, cuda.laneid, K, LANES))
         if cuda.laneid == 0:
-            _finish(y, pre_gelu, bias, int64(row) * N + column, column, total, has_bias, has_gelu)
+            _finish(y, other, bias, int64(row) * N + column, column, total, has_bias, epilogue)
 
 
 @device_function
@@ -201,48 +230,67 @@ def _term(x, x_at, w, w_at, w_step, k, K):
 
 @device_function
 def _sum_slices(total, partials):
-    """Sum over the threads of each column: that of column c in warp c, in a fixed order."""
-    total += cuda.shfl_xor_sync(ALL_LANES, total, 8)
+    """Sum over the threads of each column: that of column c in warp c, in a fixed order.
+
+    A warp's lanes hold the columns of `partials` again and again.
+    """
+    columns = partials.shape[0]
+    if columns == COLUMNS:
+        total += cuda.shfl_xor_sync(ALL_LANES, total, COLUMNS)
     total += cuda.shfl_xor_sync(ALL_LANES, total, 16)
     warp, lane = cuda.threadIdx.x // LANES, cuda.laneid
-    if lane < COLUMNS:
+    if lane < columns:
         partials[lane, warp] = total
     cuda.syncthreads()
-    return warp_sum(partials[warp % COLUMNS, lane])
+    return warp_sum(partials[warp % columns, lane])
 
 
 @device_function
-def _finish(y, pre_gelu, bias, at, column, value, has_bias, has_gelu):
-    """Bias and GELU on one element."""
+def _finish(y, other, bias, at, column, value, has_bias, epilogue):
+    """Bias and epilogue of one element."""
     if has_bias:
         value += bias[column]
-    if has_gelu:
-        pre_gelu[at] = value
+    if epilogue == GELU:
+        other[at] = value
         value = gelu_value(value)
+    elif epilogue == RESIDUAL:
+        value += other[at]
+    elif epilogue == SLOPE:
+        value *= gelu_slope(other[at])
     y[at] = value
 
 
-@kernel(threads=COLUMNS * SLICES)
-def _add_column_sums(dbias: Floats, dy: Floats, M: int32, N: int32):
-    """dbias [N] += the sums of 8 columns of dy [M, N]; a thread takes every 128th row."""
-    partials = cuda.shared.array((COLUMNS, PADDED_WARPS), float32)
-    first = cuda.blockIdx.x * COLUMNS
-    column = first + cuda.threadIdx.x % COLUMNS
-    total = ZERO
-    if column < N:
-        for m in range(cuda.threadIdx.x // COLUMNS, M, 4 * SLICES):  # four reads are under way
-            total += ((_element(dy, m, M, N, column) + _element(dy, m + SLICES, M, N, column))
-                      + (_element(dy, m + 2 * SLICES, M, N, column)
-                         + _element(dy, m + 3 * SLICES, M, N, column)))
-    total = _sum_slices(total, partials)
-    column = first + cuda.threadIdx.x // LANES
-    if cuda.threadIdx.x < COLUMNS * LANES and cuda.laneid == 0 and column < N:
-        dbias[column] += total
+def _make_add_column_sums(columns: int, pointer, number, name: str) -> tuple[int, Kernel]:
+    """The columns of a block, and the kernel; number(element) is an element of dy as float32."""
+    slices = THREADS // columns
+
+    @device_function
+    def element(dy, row, M, N, column):
+        return number(dy[int64(row) * N + column]) if row < M else ZERO
+
+    @kernel(threads=THREADS, name=name)
+    def _add_column_sums(dbias: Floats, dy: pointer, M: int32, N: int32):
+        """dbias [N] += the sums of the columns of dy [M, N]; rows are dealt to the threads."""
+        partials = cuda.shared.array((columns, PADDED_WARPS), float32)
+        first = cuda.blockIdx.x * columns
+        column = first + cuda.threadIdx.x % columns
+        total = ZERO
+        if column < N:
+            for m in range(cuda.threadIdx.x // columns, M, 4 * slices):  # four reads under way
+                total += ((element(dy, m, M, N, column) + element(dy, m + slices, M, N, column))
+                          + (element(dy, m + 2 * slices, M, N, column)
+                             + element(dy, m + 3 * slices, M, N, column)))
+        total = _sum_slices(total, partials)
+        column = first + cuda.threadIdx.x // LANES
+        if cuda.threadIdx.x < columns * LANES and cuda.laneid == 0 and column < N:
+            dbias[column] += total
+
+    return columns, _add_column_sums
 
 
 @device_function
-def _element(dy, row, M, N, column):
-    return dy[int64(row) * N + column] if row < M else ZERO
+def _same(value):
+    return value
 
 
 _linear = {
@@ -251,3 +299,7 @@ _linear = {
     for transpose_w in (False, True)
 }
 _add_product = {(tile, quads): _make_add_product(tile, quads) for tile, quads in TILES}
+_add_column_sums = {  # by whether dy is bf16; 32 bytes of a row for each block
+    False: _make_add_column_sums(COLUMNS, Floats, _same, "_add_column_sums"),
+    True: _make_add_column_sums(2 * COLUMNS, Bfloats, bf16_value, "_add_column_sums_bf16"),
+}

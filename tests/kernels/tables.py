@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from kernels.common.verify import upload
+from kernels.common.verify import download, upload
 from kernels.registry import implementations, load_op, load_spec
 
 
@@ -26,6 +26,6 @@ def _on_the_gpu(op, name):
         getattr(load_op(op, "gpu"), name)(*(copies.get(id(a), a) for a in arguments))
         for argument in arguments:
             if id(argument) in copies:
-                argument[...] = copies[id(argument)].copy_to_host()
+                argument[...] = download(copies[id(argument)], "gpu")
 
     return call

@@ -1,5 +1,6 @@
 """What is special about AdamW: values worked out by hand, and ten steps in a row."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from tables import tables
@@ -12,11 +13,14 @@ def adamw(request):
     return TABLES[request.param]
 
 
-def step(adamw, state, grads, number, *, norm=1.0, n_decay=0, lr=0.1, weight_decay=0.0, clip=0.0):
+def step(adamw, state, grads, number, *, norm=1.0, n_decay=0, lr=0.1, weight_decay=0.0, clip=0.0,
+         weights_bf16=None):
     """Step `number` (from 1) on state = (weights, m, v), betas 0.9 and 0.95."""
+    weights, m, v = state
     norm = np.array([norm], np.float32)
-    adamw.update(*state, grads, norm, n_decay, lr, 0.9, 0.95, 1e-8, weight_decay,
-                 1 - 0.9**number, 1 - 0.95**number, clip)
+    rates = np.array([lr, 1 - 0.9**number, 1 - 0.95**number], np.float32)
+    adamw.update(weights, weights_bf16, m, v, grads, norm, rates, n_decay, 0.9, 0.95, 1e-8,
+                 weight_decay, clip)
 
 
 def fresh(weights, dtype=np.float32):
@@ -93,3 +97,25 @@ def test_ten_steps_stay_with_the_oracle(backend):
         step(TABLES["oracle"], exact, grads.astype(np.float64), number, **options)
         step(TABLES[backend], single, grads, number, **options)
     np.testing.assert_allclose(single[0], exact[0], rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("backend", sorted(TABLES.keys() - {"cpu"}))
+@pytest.mark.parametrize("size", [1, 255, 256])
+def test_the_copy_in_bfloat16_is_the_weights_rounded(backend, size):
+    rng = np.random.default_rng(1)
+    state, alone = fresh(rng.standard_normal(size)), fresh(np.zeros(size))
+    alone[0][:] = state[0]
+    copy = np.zeros(size, ml_dtypes.bfloat16)
+    for number in range(1, 4):
+        grads = rng.standard_normal(size).astype(np.float32)
+        step(TABLES[backend], state, grads, number, weights_bf16=copy)
+        step(TABLES[backend], alone, grads, number)
+        assert copy.tobytes() == state[0].astype(ml_dtypes.bfloat16).tobytes()
+        assert state[0].tobytes() == alone[0].tobytes()
+
+
+@pytest.mark.parametrize("backend", sorted(TABLES.keys() - {"cpu"}))
+def test_an_update_that_is_left_out_leaves_the_copy(backend):
+    state, copy = fresh(np.ones(64)), np.full(64, 2, ml_dtypes.bfloat16)
+    step(TABLES[backend], state, np.ones(64, np.float32), 1, norm=np.nan, weights_bf16=copy)
+    assert (copy == 2).all()

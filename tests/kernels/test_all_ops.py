@@ -12,31 +12,34 @@ from kernels.common.spec import cases_of, label
 from kernels.common.verify import ALIGNED_GUARD_WORDS, GUARD_WORDS, verify
 from kernels.registry import OPS, implementations, load_op, load_spec
 
-CALLS = [
-    pytest.param(op, name, case, id=f"{op}.{name} {label(case)}")
-    for op in OPS
-    for name in load_spec(op).FUNCTIONS
-    for case in cases_of(load_spec(op), name)
-]
+CPU_CALLS, GPU_CALLS = (
+    [
+        pytest.param(op, name, case, id=f"{op}.{name} {label(case)}")
+        for op in OPS
+        for name in load_spec(op).FUNCTIONS
+        for case in cases_of(load_spec(op), name, backend)
+    ]
+    for backend in ("cpu", "gpu")
+)
 
 # The virtual GPU needs a second for some hundred million instructions; larger cases are for the
 # CPU and for real GPUs.
 VIRTUAL_FLOPS = 30_000_000
 
 
-@pytest.mark.parametrize(("op", "name", "case"), CALLS)
+@pytest.mark.parametrize(("op", "name", "case"), CPU_CALLS)
 def test_cpu_matches_the_oracle(op, name, case):
     assert verify(op, name, case, getattr(load_op(op, "cpu"), name)) == []
 
 
-@pytest.mark.parametrize(("op", "name", "case"), CALLS)
+@pytest.mark.parametrize(("op", "name", "case"), CPU_CALLS)
 def test_the_oracle_in_float32_passes_its_own_comparison(op, name, case):
     assert verify(op, name, case, getattr(load_op(op, "oracle"), name)) == []
 
 
 @pytest.mark.skipif(not importlib.util.find_spec("numba_cuda"), reason="numba-cuda not installed")
 @pytest.mark.parametrize("guard_words", [GUARD_WORDS, ALIGNED_GUARD_WORDS])
-@pytest.mark.parametrize(("op", "name", "case"), CALLS)
+@pytest.mark.parametrize(("op", "name", "case"), GPU_CALLS)
 def test_gpu_matches_the_oracle(op, name, case, guard_words):
     """With checks for races, and approximations that are off by all that their makers allow."""
     implementation = getattr(load_op(op, "gpu"), name)

@@ -23,6 +23,10 @@ def good_call(op, name, case_number=1):
     return cast(build_arguments(op, name, cases_of(load_spec(op), name)[case_number]), np.float32)
 
 
+def integers(*values):
+    return np.array(values, np.int32)
+
+
 def refusal(op, name, **changed):
     """The message with which the public function refuses a call that differs in `changed`."""
     arguments = good_call(op, name) | changed
@@ -130,11 +134,11 @@ def test_targets_out_of_range_are_refused(bad):
 @pytest.mark.parametrize(
     ("op", "name", "changed", "words"),
     [
-        ("embedding", "forward", {"start": 3}, "start is 3, expected 0 to 2"),
-        ("embedding", "backward", {"start": -1}, "start is -1, expected 0 to 2"),
-        ("embedding", "forward", {"start": 1.0}, "start is 1.0, expected int"),
-        ("attention", "append", {"start": 25}, "start is 25, expected 0 to 24"),
-        ("attention", "decode", {"position": 33}, "position is 33, expected 0 to 32"),
+        ("embedding", "forward", {"start": integers(3)}, "start[0] is 3, expected 0 to 2"),
+        ("embedding", "forward", {"start": integers(-1)}, "start[0] is -1, expected 0 to 2"),
+        ("embedding", "forward", {"start": 1}, "start is int, expected a NumPy array"),
+        ("attention", "append", {"start": integers(25)}, "start[0] is 25, expected 0 to 24"),
+        ("attention", "decode", {"position": integers(33)}, "position[0] is 33, expected 0 to"),
         ("cross_entropy", "forward", {"vocab_size": 129}, "vocab_size is 129, expected 1 to 128"),
         ("layernorm", "forward", {"gamma": None}, "gamma is None, expected gamma, beta"),
         ("layernorm", "backward", {"dbeta": None}, "dbeta is None"),
@@ -143,7 +147,7 @@ def test_targets_out_of_range_are_refused(bad):
         ("matmul", "forward", {"transpose_w": 1}, "transpose_w is 1, expected bool"),
         ("matmul", "forward", {"transpose_w": True}, "w has shape (30, 90), expected (90, 30)"),
         ("adamw", "update", {"n_decay": 32}, "n_decay is 32, expected 0 to 31"),
-        ("adamw", "update", {"correction1": 0.0}, "correction1 is 0.0"),
+        ("adamw", "update", {"rates": np.zeros(3, np.float32)}, "rates[1:] is [0.0, 0.0]"),
         ("adamw", "update", {"clip": -1.0}, "clip is -1.0, expected 0 or more"),
         ("grad_norm", "forward", {"norm": np.zeros(2, np.float32)}, "norm has shape (2,)"),
     ],
@@ -204,7 +208,7 @@ def test_the_folder_works_as_a_subpackage(tmp_path):
     program = (
         "import sys, numpy as np, host.ops as ops\n"
         "x, w, y = np.ones((2, 3), 'f'), np.ones((3, 4), 'f'), np.zeros((2, 4), 'f')\n"
-        "ops.matmul.forward(y, None, x, w, None, False); assert (y == 3).all()\n"
+        "ops.matmul.forward(y, None, x, w, None, None, False); assert (y == 3).all()\n"
         "assert 'kernels' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)

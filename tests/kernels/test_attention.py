@@ -15,6 +15,10 @@ def attention(request):
     return TABLES[request.param]
 
 
+def at(position):
+    return np.array([position], np.int32)
+
+
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -86,7 +90,7 @@ def test_the_lowest_scores_are_above_those_of_later_keys(attention, length, size
     np.testing.assert_allclose(lse, -size, rtol=1e-5)
     k_cache, v_cache = (qkv[None, :, part].transpose(0, 2, 1, 3).copy() for part in (1, 2))
     out = np.full((1, d), np.nan, np.float32)
-    attention.decode(out, qkv[:1].reshape(1, 3 * d), k_cache, v_cache, length - 1)
+    attention.decode(out, qkv[:1].reshape(1, 3 * d), k_cache, v_cache, at(length - 1))
     np.testing.assert_allclose(out, 1, rtol=1e-6)
 
 
@@ -109,12 +113,12 @@ def test_decoding_with_the_cache_equals_full_attention(attention, prompt):
     k_cache = np.full((B, H, T + 3, D), np.nan, np.float32)
     v_cache = k_cache.copy()
     chunk = np.ascontiguousarray(qkv[:, :prompt]).reshape(B * prompt, 3 * d)
-    attention.append(k_cache, v_cache, chunk, 0)
+    attention.append(k_cache, v_cache, chunk, None)
     for position in range(prompt, T):
         token = np.ascontiguousarray(qkv[:, position])
-        attention.append(k_cache, v_cache, token, position)
+        attention.append(k_cache, v_cache, token, at(position))
         out = np.full((B, d), np.nan, np.float32)
-        attention.decode(out, token, k_cache, v_cache, position)
+        attention.decode(out, token, k_cache, v_cache, at(position))
         np.testing.assert_allclose(out, full[:, position], rtol=1e-5, atol=1e-6)
     keys = qkv[:, :, d : 2 * d].reshape(B, T, H, D).transpose(0, 2, 1, 3)
     assert k_cache[:, :, :T].tobytes() == np.ascontiguousarray(keys).tobytes()

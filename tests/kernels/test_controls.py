@@ -10,29 +10,30 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from kernels.common.spec import cases_of
+from kernels.common.device_array import DeviceArray
+from kernels.common.spec import cases_of, is_bf16
 from kernels.common.verify import GUARD_WORDS, verify
 from kernels.registry import load_op, load_spec
 
 ORACLE = {
     op: load_op(op, "oracle")
     for op in ("embedding", "layernorm", "matmul", "gelu", "attention", "cross_entropy",
-               "residual", "adamw", "grad_norm")
+               "adamw", "grad_norm")
 }
 
 
 def embedding_ignores_start(x, ids, wte, wpe, start):
-    ORACLE["embedding"].forward(x, ids, wte, wpe, 0)
+    ORACLE["embedding"].forward(x, ids, wte, wpe, None)
 
 
-def embedding_sets_instead_of_adding(dwte, dwpe, dx, ids, start):
+def embedding_sets_instead_of_adding(dwte, dwpe, dx, ids):
     dwte[:] = 0
-    ORACLE["embedding"].backward(dwte, dwpe, dx, ids, start)
+    ORACLE["embedding"].backward(dwte, dwpe, dx, ids)
 
 
-def embedding_loses_repeated_ids(dwte, dwpe, dx, ids, start):
+def embedding_loses_repeated_ids(dwte, dwpe, dx, ids):
     dwte[ids.reshape(-1)] += dx
-    dwpe[start : start + ids.shape[1]] += dx.reshape(*ids.shape, -1).sum(axis=0)
+    dwpe[: ids.shape[1]] += dx.reshape(*ids.shape, -1).sum(axis=0)
 
 
 def layernorm_swaps_gamma_and_beta(y, mean, rstd, x, gamma, beta, eps):
@@ -62,64 +63,88 @@ def layernorm_drops_the_last_row(y, mean, rstd, x, gamma, beta, eps):
     ORACLE["layernorm"].forward(y[:-1], mean[:-1], rstd[:-1], x[:-1], gamma, beta, eps)
 
 
-def layernorm_drops_the_last_row_of_dgamma(dx, dgamma, dbeta, dy, x, mean, rstd, gamma):
+def layernorm_drops_the_last_row_of_dgamma(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma,
+                                           residual):
     before = None if gamma is None else (dgamma.copy(), dbeta.copy())
-    ORACLE["layernorm"].backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma)
+    ORACLE["layernorm"].backward(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual)
     if gamma is not None:
         dgamma[:], dbeta[:] = before
         whole = slice(0, -1)
-        ORACLE["layernorm"].backward(
-            dx[whole].copy(), dgamma, dbeta, dy[whole], x[whole], mean[whole], rstd[whole], gamma
-        )
+        ORACLE["layernorm"].backward(dx[whole].copy(), None, dgamma, dbeta, dy[whole], x[whole],
+                                     mean[whole], rstd[whole], gamma, None)
 
 
-def layernorm_forgets_the_path_through_rstd(dx, dgamma, dbeta, dy, x, mean, rstd, gamma):
-    ORACLE["layernorm"].backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma)
+def layernorm_forgets_the_path_through_rstd(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma,
+                                            residual):
+    straight = 0 if residual is None else residual.copy()
+    ORACLE["layernorm"].backward(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual)
     g = dy if gamma is None else gamma * dy
-    dx[:] = rstd[:, None] * (g - g.mean(axis=1, keepdims=True))
+    dx[:] = straight + rstd[:, None] * (g - g.mean(axis=1, keepdims=True))
 
 
-def layernorm_sets_instead_of_adding(dx, dgamma, dbeta, dy, x, mean, rstd, gamma):
+def layernorm_sets_instead_of_adding(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma,
+                                     residual):
     if gamma is not None:
         dgamma[:] = 0
         dbeta[:] = 0
-    ORACLE["layernorm"].backward(dx, dgamma, dbeta, dy, x, mean, rstd, gamma)
+    ORACLE["layernorm"].backward(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual)
 
 
-def matmul_forgets_the_bias(y, pre_gelu, x, w, bias, transpose_w):
-    ORACLE["matmul"].forward(y, pre_gelu, x, w, None, transpose_w)
+def layernorm_forgets_the_residual(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual):
+    ORACLE["layernorm"].backward(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, None)
 
 
-def matmul_stores_gelu_in_pre_gelu(y, pre_gelu, x, w, bias, transpose_w):
-    ORACLE["matmul"].forward(y, pre_gelu, x, w, bias, transpose_w)
+def layernorm_reads_the_residual_after_writing_dx(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd,
+                                                  gamma, residual):
+    ORACLE["layernorm"].backward(dx, None, dgamma, dbeta, dy, x, mean, rstd, gamma, None)
+    if residual is not None:
+        dx += residual
+    if dx_bf16 is not None:
+        dx_bf16[:] = dx
+
+
+def matmul_forgets_the_bias(y, pre_gelu, x, w, bias, *options):
+    ORACLE["matmul"].forward(y, pre_gelu, x, w, None, *options)
+
+
+def matmul_forgets_the_residual(y, pre_gelu, x, w, bias, residual, transpose_w):
+    ORACLE["matmul"].forward(y, pre_gelu, x, w, bias, None, transpose_w)
+
+
+def matmul_stores_gelu_in_pre_gelu(y, pre_gelu, *inputs):
+    ORACLE["matmul"].forward(y, pre_gelu, *inputs)
     if pre_gelu is not None:
         pre_gelu[:] = y
 
 
-def matmul_in_half_precision(y, pre_gelu, x, w, bias, transpose_w):
+def matmul_in_half_precision(y, pre_gelu, x, w, *options):
     x, w = (a.astype(np.float16).astype(np.float32) for a in (x, w))
-    ORACLE["matmul"].forward(y, pre_gelu, x, w, bias, transpose_w)
+    ORACLE["matmul"].forward(y, pre_gelu, x, w, *options)
 
 
-def matmul_adds_to_dx(dx, dw, dbias, dy, x, w, transpose_w):
+def matmul_adds_to_dx(dx, *others):
     before = None if dx is None else dx.copy()
-    ORACLE["matmul"].backward(dx, dw, dbias, dy, x, w, transpose_w)
+    ORACLE["matmul"].backward(dx, *others)
     if dx is not None:
         dx += before
 
 
-def matmul_sets_dw(dx, dw, dbias, dy, x, w, transpose_w):
+def matmul_forgets_the_slope(dx, dw, dbias, dy, x, w, pre_gelu, transpose_w):
+    ORACLE["matmul"].backward(dx, dw, dbias, dy, x, w, None, transpose_w)
+
+
+def matmul_sets_dw(dx, dw, *others):
     dw[:] = 0
-    ORACLE["matmul"].backward(dx, dw, dbias, dy, x, w, transpose_w)
+    ORACLE["matmul"].backward(dx, dw, *others)
 
 
-def matmul_writes_past_the_end(y, pre_gelu, x, w, bias, transpose_w):
-    ORACLE["matmul"].forward(y, pre_gelu, x, w, bias, transpose_w)
+def matmul_writes_past_the_end(y, *others):
+    ORACLE["matmul"].forward(y, *others)
     np.lib.stride_tricks.as_strided(y, (y.size + 1,), (4,))[-1] = 0
 
 
-def matmul_changes_an_input(y, pre_gelu, x, w, bias, transpose_w):
-    ORACLE["matmul"].forward(y, pre_gelu, x, w, bias, transpose_w)
+def matmul_changes_an_input(y, pre_gelu, x, *others):
+    ORACLE["matmul"].forward(y, pre_gelu, x, *others)
     x *= 2
 
 
@@ -173,11 +198,11 @@ def attention_appends_at_the_start(k_cache, v_cache, qkv, start):
 
 
 def attention_decodes_one_row_short(out, qkv, k_cache, v_cache, position):
-    ORACLE["attention"].decode(out, qkv, k_cache, v_cache, max(position - 1, 0))
+    ORACLE["attention"].decode(out, qkv, k_cache, v_cache, np.maximum(position - 1, 0))
 
 
 def attention_decodes_the_whole_cache(out, qkv, k_cache, v_cache, position):
-    ORACLE["attention"].decode(out, qkv, k_cache, v_cache, k_cache.shape[2] - 1)
+    ORACLE["attention"].decode(out, qkv, k_cache, v_cache, [k_cache.shape[2] - 1])
 
 
 def cross_entropy_reads_the_padding(losses, logits, targets, vocab_size):
@@ -212,60 +237,54 @@ def cross_entropy_forgets_the_target(losses, dlogits, logits, targets, vocab_siz
     dlogits[counted, targets[counted]] += scale
 
 
-def residual_drops_the_branch(dx, dout, dbranch):
-    dx[:] = dout
+def adamw_without_bias_correction(weights, weights_bf16, m, v, grads, norm, rates, *options):
+    ORACLE["adamw"].update(weights, weights_bf16, m, v, grads, norm, [rates[0], 1, 1], *options)
 
 
-def adamw_without_bias_correction(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                                  weight_decay, correction1, correction2, clip):
-    ORACLE["adamw"].update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                           weight_decay, 1.0, 1.0, clip)
+def adamw_decays_everything(weights, weights_bf16, m, v, grads, norm, rates, n_decay, *options):
+    ORACLE["adamw"].update(weights, weights_bf16, m, v, grads, norm, rates, len(weights), *options)
 
 
-def adamw_decays_everything(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                            weight_decay, correction1, correction2, clip):
-    ORACLE["adamw"].update(weights, m, v, grads, norm, len(weights), lr, beta1, beta2, eps,
-                           weight_decay, correction1, correction2, clip)
-
-
-def adamw_decays_through_the_gradient(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                                      weight_decay, correction1, correction2, clip):
+def adamw_decays_through_the_gradient(weights, weights_bf16, m, v, grads, norm, rates, n_decay,
+                                      beta1, beta2, eps, weight_decay, clip):
     coupled = grads.copy()
     coupled[:n_decay] += weight_decay * weights[:n_decay]
-    ORACLE["adamw"].update(weights, m, v, coupled, norm, n_decay, lr, beta1, beta2, eps,
-                           0.0, correction1, correction2, clip)
+    ORACLE["adamw"].update(weights, weights_bf16, m, v, coupled, norm, rates, n_decay, beta1, beta2,
+                           eps, 0.0, clip)
 
 
-def adamw_decays_after_the_update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                                  weight_decay, correction1, correction2, clip):
-    ORACLE["adamw"].update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                           0.0, correction1, correction2, clip)
-    weights[:n_decay] *= 1 - lr * weight_decay
+def adamw_decays_after_the_update(weights, weights_bf16, m, v, grads, norm, rates, n_decay,
+                                  beta1, beta2, eps, weight_decay, clip):
+    ORACLE["adamw"].update(weights, weights_bf16, m, v, grads, norm, rates, n_decay, beta1, beta2,
+                           eps, 0.0, clip)
+    weights[:n_decay] *= 1 - rates[0] * weight_decay
 
 
-def adamw_ignores_the_norm(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                             weight_decay, correction1, correction2, clip):
-    ORACLE["adamw"].update(weights, m, v, grads, norm, n_decay, lr, beta1, beta2, eps,
-                           weight_decay, correction1, correction2, 0.0)
+def adamw_ignores_the_norm(weights, weights_bf16, m, v, grads, norm, n_decay, *options):
+    *options, _ = options
+    ORACLE["adamw"].update(weights, weights_bf16, m, v, grads, norm, n_decay, *options, 0.0)
 
 
-def adamw_updates_when_the_norm_is_not_finite(weights, m, v, grads, norm, n_decay, lr, beta1, beta2,
-                                              eps, weight_decay, correction1, correction2, clip):
+def adamw_updates_when_the_norm_is_not_finite(weights, weights_bf16, m, v, grads, norm, *options):
     finite = norm if np.isfinite(norm[0]) else np.ones_like(norm)
-    ORACLE["adamw"].update(weights, m, v, grads, finite, n_decay, lr, beta1, beta2, eps,
-                           weight_decay, correction1, correction2, clip)
+    ORACLE["adamw"].update(weights, weights_bf16, m, v, grads, finite, *options)
 
 
-def grad_norm_without_the_root(norm, grads):
-    norm[0] = np.sum(grads**2)
+def grad_norm_without_the_root(norm, grads, previous):
+    ORACLE["grad_norm"].forward(norm, grads, previous)
+    norm **= 2
 
 
-def grad_norm_drops_the_last_element(norm, grads):
-    ORACLE["grad_norm"].forward(norm, grads[:-1])
+def grad_norm_drops_the_last_element(norm, grads, previous):
+    ORACLE["grad_norm"].forward(norm, grads[:-1], previous)
 
 
-def differs_between_calls(norm, grads, calls=[0]):  # noqa: B006 (the state is the fault)
-    ORACLE["grad_norm"].forward(norm, grads)
+def grad_norm_forgets_what_was_not_finite(norm, grads, previous):
+    ORACLE["grad_norm"].forward(norm, grads, None)
+
+
+def differs_between_calls(norm, grads, previous, calls=[0]):  # noqa: B006 (the state is the fault)
+    ORACLE["grad_norm"].forward(norm, grads, previous)
     calls[0] += 1
     norm[0] = np.nextafter(norm[0], np.float32(calls[0] % 2 * 9e9))
 
@@ -283,12 +302,16 @@ CONTROLS = [
     ("layernorm", "backward", layernorm_drops_the_last_row_of_dgamma, "dgamma: error"),
     ("layernorm", "backward", layernorm_forgets_the_path_through_rstd, "dx: error"),
     ("layernorm", "backward", layernorm_sets_instead_of_adding, "dgamma: error"),
+    ("layernorm", "backward", layernorm_forgets_the_residual, "dx: error"),
+    ("layernorm", "backward", layernorm_reads_the_residual_after_writing_dx, "with dx = residual"),
     ("matmul", "forward", matmul_forgets_the_bias, "y: error"),
+    ("matmul", "forward", matmul_forgets_the_residual, "y: error"),
     ("matmul", "forward", matmul_stores_gelu_in_pre_gelu, "pre_gelu: error"),
     ("matmul", "forward", matmul_in_half_precision, "y: error"),
     ("matmul", "forward", matmul_writes_past_the_end, "memory beside"),
     ("matmul", "forward", matmul_changes_an_input, "input was changed"),
     ("matmul", "backward", matmul_adds_to_dx, "finite"),
+    ("matmul", "backward", matmul_forgets_the_slope, "dx: error"),
     ("matmul", "backward", matmul_sets_dw, "dw: error"),
     ("gelu", "forward", gelu_by_sigmoid, "error"),
     ("gelu", "backward", gelu_reads_dy_after_writing_dx, "with dx = dy"),
@@ -306,7 +329,6 @@ CONTROLS = [
     ("cross_entropy", "backward", cross_entropy_forgets_the_scale, "dlogits: error"),
     ("cross_entropy", "backward", cross_entropy_leaves_the_padding, "finite"),
     ("cross_entropy", "backward", cross_entropy_forgets_the_target, "dlogits: error"),
-    ("residual", "backward", residual_drops_the_branch, "error"),
     ("adamw", "update", adamw_without_bias_correction, "weights: error"),
     ("adamw", "update", adamw_decays_everything, "weights: error"),
     ("adamw", "update", adamw_decays_through_the_gradient, "weights: error"),
@@ -315,6 +337,7 @@ CONTROLS = [
     ("adamw", "update", adamw_updates_when_the_norm_is_not_finite, "m: error"),
     ("grad_norm", "forward", grad_norm_without_the_root, "error"),
     ("grad_norm", "forward", grad_norm_drops_the_last_element, "error"),
+    ("grad_norm", "forward", grad_norm_forgets_what_was_not_finite, "finite"),
     ("grad_norm", "forward", differs_between_calls, "other bits"),
 ]
 
@@ -326,19 +349,24 @@ def on_the_device(wrong):
     def implementation(*arguments):
         copies, host = {}, []
         for argument in arguments:
-            if not hasattr(argument, "copy_to_host"):
+            if not isinstance(argument, DeviceArray):
                 host.append(argument)
                 continue
-            place = argument.__cuda_array_interface__["data"][0] - 4 * GUARD_WORDS
+            guard = 4 * GUARD_WORDS
+            place = argument.address - guard
             if place not in copies:  # an array given twice is one array here too
                 whole = cuda.as_cuda_array(SimpleNamespace(__cuda_array_interface__={
-                    "data": (place, False), "shape": (argument.size + 2 * GUARD_WORDS,),
-                    "typestr": "<u4", "version": 3}))
-                copies[place] = whole, whole.copy_to_host()
-            inside = copies[place][1][GUARD_WORDS:-GUARD_WORDS]
-            host.append(inside.view(argument.dtype).reshape(argument.shape))
+                    "data": (place, False), "shape": (argument.nbytes + 2 * guard,),
+                    "typestr": "|u1", "version": 3}))
+                copy = whole.copy_to_host()
+                stored = copy[guard:-guard].view(argument.dtype).reshape(argument.shape)
+                # The oracle computes in the dtype it is given, and bfloat16 is for memory only.
+                array = stored.astype(np.float32) if is_bf16(stored) else stored
+                copies[place] = whole, copy, stored, array
+            host.append(copies[place][-1])
         wrong(*host)
-        for whole, copy in copies.values():
+        for whole, copy, stored, array in copies.values():
+            stored[...] = array
             whole.copy_to_device(copy)
 
     return implementation

@@ -13,6 +13,10 @@ GPU = op_table("gpu").attention
 ORACLE = op_table("oracle").attention
 
 
+def at(position):
+    return cuda.to_device(np.array([position], np.int32))
+
+
 def normal(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
@@ -62,7 +66,7 @@ def test_the_lowest_scores_are_above_those_of_later_keys(D):
     np.testing.assert_allclose(lse, -1e32 / D, rtol=1e-5)
     caches = [cuda.to_device(qkv[None, None, :, part].copy()) for part in (1, 2)]
     out = cuda.to_device(np.zeros((1, D), np.float32))
-    GPU.decode(out, cuda.to_device(qkv[:1].reshape(1, 3 * D)), *caches, 3)
+    GPU.decode(out, cuda.to_device(qkv[:1].reshape(1, 3 * D)), *caches, at(3))
     assert (out.copy_to_host() == 1).all()
 
 
@@ -119,9 +123,9 @@ def test_decoding_with_the_cache_equals_the_last_row_of_forward(D):
     prompt = cuda.to_device(qkv[:, : T - 1].reshape(B * (T - 1), 3 * d))
     token = cuda.to_device(np.ascontiguousarray(qkv[:, T - 1]))
     out = cuda.to_device(np.full((B, d), np.nan, np.float32))
-    GPU.append(k_cache, v_cache, prompt, 0)
-    GPU.append(k_cache, v_cache, token, T - 1)
-    GPU.decode(out, token, k_cache, v_cache, T - 1)
+    GPU.append(k_cache, v_cache, prompt, None)
+    GPU.append(k_cache, v_cache, token, at(T - 1))
+    GPU.decode(out, token, k_cache, v_cache, at(T - 1))
     np.testing.assert_allclose(out.copy_to_host(), full.reshape(B, T, d)[:, -1], rtol=1e-5,
                                atol=1e-6)
     keys = k_cache.copy_to_host()
@@ -146,13 +150,20 @@ def test_a_head_that_is_too_wide_is_refused():
         GPU.forward(*arrays)
 
 
-def test_positions_outside_the_cache_are_refused():
-    out, token, cache = (cuda.device_array(shape, np.float32)
-                         for shape in [(1, 4), (1, 12), (1, 1, 3, 4)])
-    with pytest.raises(ValueError, match=r"positions 3\.\.3 do not fit"):
-        GPU.append(cache, cache, token, 3)
-    with pytest.raises(ValueError, match="position 3 is outside"):
-        GPU.decode(out, token, cache, cache, 3)
+@pytest.mark.parametrize("position", [-1, 3, 2**31 - 1])
+def test_positions_outside_the_cache_do_no_harm(position):
+    token, cache = (cuda.to_device(np.ones(shape, np.float32)) for shape in [(1, 12), (1, 1, 3, 4)])
+    out = cuda.to_device(np.zeros((1, 4), np.float32))
+    GPU.append(cache, cache, cuda.to_device(np.zeros((1, 12), np.float32)), at(position))
+    assert (cache.copy_to_host() == 1).all()
+    GPU.decode(out, token, cache, cache, at(position))
+    assert np.isnan(out.copy_to_host()).all()
+
+
+def test_more_tokens_than_the_cache_holds_are_refused():
+    tokens, cache = (cuda.device_array(shape, np.float32) for shape in [(4, 12), (1, 1, 3, 4)])
+    with pytest.raises(ValueError, match="4 positions do not fit a key/value cache of 3"):
+        GPU.append(cache, cache, tokens, None)
 
 
 @pytest.mark.skipif(not vgpu.installed(), reason="bank conflicts are counted on the virtual GPU")

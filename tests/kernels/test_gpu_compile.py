@@ -13,7 +13,8 @@ from kernels.common.cuda import Floats, Kernel, cuda, float32, int32
 from kernels.common.gpus import ARCHITECTURES, occupancy
 from kernels.compile_report import Row, faults_of, read_table, write_table
 
-ROW = Row("gelu.gpu._forward_4", "9.0", 256, 40, 0, 0, 0, "0.75", "13.5", "")
+ROW = Row("gelu.gpu._forward_4", "9.0", 256, 40, 0, 0, 0, "0.75",
+          100, 64, 16, 6, 8, 4, 2, 30, 1, 80, 512, "13.5", "")
 
 
 @pytest.mark.xdist_group("compile")
@@ -36,6 +37,11 @@ def test_every_reason_in_the_table_is_needed():
     ({"shared": 49153}, "49153 bytes of shared memory"),
     ({"occupancy": "0.00"}, "too many for a single block"),
     ({"faults": "double precision"}, "double precision"),
+    ({"instructions": 111}, "111 instructions, 100 in gpu_resources.csv"),
+    ({"hmma": 63}, "63 hmma, 64 in"),
+    ({"ldsm": 17}, "17 ldsm, 16 in"),
+    ({"ldgsts": 5}, "5 ldgsts, 6 in"),
+    ({"bar": 2}, "2 bar, 1 in"),
     ({"kernel": "gelu.gpu._new"}, "not in gpu_resources.csv"),
 ])
 def test_faults(changed, words):
@@ -46,6 +52,9 @@ def test_faults(changed, words):
 
 def test_what_is_no_fault():
     assert faults_of([dataclasses.replace(ROW, registers=44)], [ROW]) == [], "10 %"
+    assert faults_of([dataclasses.replace(ROW, instructions=110, sts=0)], [ROW]) == [], "10 %"
+    uncounted = dataclasses.replace(ROW, **dict.fromkeys(compile_report.LOOP, 0))
+    assert faults_of([uncounted], [ROW]) == faults_of([ROW], [uncounted]) == [], "no nvdisasm"
     other = dataclasses.replace(ROW, registers=99, stack=40, spills=44, nvjitlink="13.0")
     assert faults_of([other], [ROW]) == [], "another assembler"
     assert "spilled" in faults_of([other], [])[0], "it has no row"

@@ -110,13 +110,14 @@ def test_no_bank_conflict_and_no_sector_too_many(form, kind):
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_few_rows_read_whole_sectors(transpose_w):
     x, w = device(integers(0, 1, 520)), device(stored(integers(1, 520, 24), transpose_w))
-    assert wasteful(gpu.forward, nans(1, 24), None, x, w, None, transpose_w) == []
+    assert wasteful(gpu.forward, nans(1, 24), None, x, w, None, None, transpose_w) == []
 
 
 @virtual
 def test_column_sums_read_whole_sectors():
     dbias, dy = device(integers(0, 24)), device(integers(1, 520, 24))
-    assert wasteful(gpu._add_column_sums.launch, 3, dbias, dy, 520, 24) == []
+    _, add_column_sums = gpu._add_column_sums[False]
+    assert wasteful(add_column_sums.launch, 3, dbias, dy, 520, 24) == []
 
 
 TRUE_WIDTHS = [  # rows, in, out, transposed
@@ -129,7 +130,7 @@ TRUE_WIDTHS = [  # rows, in, out, transposed
 def test_widths_of_real_models(M, K, N, transpose_w):
     x, w, bias = integers(0, M, K), integers(1, K, N), integers(2, N)
     y = nans(M, N)
-    gpu.forward(y, None, device(x), device(stored(w, transpose_w)), device(bias), transpose_w)
+    gpu.forward(y, None, device(x), device(stored(w, transpose_w)), device(bias), None, transpose_w)
     assert (y.copy_to_host() == x @ w + bias).all()
 
 
@@ -138,10 +139,10 @@ def test_widths_of_real_models(M, K, N, transpose_w):
 def test_gradients_at_widths_of_real_models(M, K, N, transpose_w):
     x, w, dy = integers(0, M, K), stored(integers(1, K, N), transpose_w), integers(2, M, N)
     expected = np.empty_like(x), np.ones_like(w), np.ones(N, np.float32)
-    oracle.backward(*expected, dy, x, w, transpose_w)
+    oracle.backward(*expected, dy, x, w, None, transpose_w)
     dx, dw, dbias = nans(M, K), device(np.ones_like(w)), device(np.ones(N, np.float32))
     with vgpu.options(global_race=True):
-        gpu.backward(dx, dw, dbias, device(dy), device(x), device(w), transpose_w)
+        gpu.backward(dx, dw, dbias, device(dy), device(x), device(w), None, transpose_w)
     for got, right in zip((dx, dw, dbias), expected, strict=True):
         assert (got.copy_to_host() == right).all()
 
@@ -150,8 +151,8 @@ def test_gradients_at_widths_of_real_models(M, K, N, transpose_w):
 def test_backward_is_three_launches():
     x, w, dy = device(integers(0, 10, 4)), device(integers(1, 4, 8)), device(integers(2, 10, 8))
     dw, dbias = device(integers(3, 4, 8)), device(integers(4, 8))
-    gpu.forward(nans(1, 8), None, x[:1], w, dbias, False)
-    gpu.backward(nans(10, 4), dw, dbias, dy, x, w, False)
+    gpu.forward(nans(1, 8), None, x[:1], w, dbias, None, False)
+    gpu.backward(nans(10, 4), dw, dbias, dy, x, w, None, False)
     names = [launch.kernel for launch in vgpu.launches()[-4:]]
     assert names == ["_few_rows", "_linear", "_add_product", "_add_column_sums"]
 
@@ -162,7 +163,7 @@ def test_nan_stays_in_its_row_and_column(M, transpose_w):
     x, w = integers(0, M, 33), integers(1, 33, 66)
     x[1, 32], w[0, 65] = np.nan, np.nan
     y = nans(M, 66)
-    gpu.forward(y, None, device(x), device(stored(w, transpose_w)), None, transpose_w)
+    gpu.forward(y, None, device(x), device(stored(w, transpose_w)), None, None, transpose_w)
     wrong = np.isnan(y.copy_to_host())
     assert wrong[1].all() and wrong[:, 65].all() and wrong.sum() == 66 + M - 1
 

@@ -16,6 +16,8 @@ CASES = [
     ("embedding", "backward", {"B": 1, "T": 5, "d": D, "Vp": PADDED, "context": 1024, "start": 0}),
     ("layernorm", "forward", {"N": 5, "d": D}),
     ("layernorm", "backward", {"N": 5, "d": D}),
+    ("layernorm", "forward", {"N": 5, "d": D, "precision": "bf16"}),
+    ("layernorm", "backward", {"N": 5, "d": D, "precision": "bf16"}),
     ("matmul", "forward", {"M": 5, "N": 3 * D, "K": D}),
     ("matmul", "forward", {"M": 5, "N": MLP, "K": D, "gelu": True}),
     ("matmul", "backward", {"M": 5, "N": D, "K": MLP}),
@@ -28,9 +30,10 @@ CASES = [
     ("attention", "decode", {**HEAD, "T": 1, "rows": 1, "context": 1024, "position": 1000}),
     ("cross_entropy", "forward", {"N": 5, "V": V, "Vp": PADDED}),
     ("cross_entropy", "backward", {"N": 5, "V": V, "Vp": PADDED}),
-    ("residual", "forward", {"N": 5, "d": D}),
-    ("residual", "backward", {"N": 5, "d": D}),
+    ("cross_entropy", "forward", {"N": 5, "V": V, "Vp": PADDED, "precision": "bf16"}),
+    ("cross_entropy", "backward", {"N": 5, "V": V, "Vp": PADDED, "precision": "bf16"}),
     ("adamw", "update", {"P": D * MLP + MLP, "n_decay": D * MLP, "step": 3}),
+    ("adamw", "update", {"P": D * MLP, "n_decay": D * MLP, "step": 3, "precision": "bf16"}),
     ("grad_norm", "forward", {"P": D * MLP + MLP}),
 ]
 

@@ -1,21 +1,22 @@
 """The bench: a table on standard output, talk on standard error, and no figures for a wrong op."""
 
 import csv
+import functools
 
 import pytest
 
-from kernels import bench
+from kernels import bench, bench_readme, bench_tiles, bench_torch
 from kernels.common.gpus import GPUS, Gpu, ceilings, least_seconds
-from kernels.registry import load_op, load_spec
+from kernels.registry import OPS, load_op, load_spec
 
 
 def test_a_row_for_each_function_and_a_csv_with_the_machine(capsys, tmp_path):
     file = tmp_path / "rows.csv"
-    ops = ["residual", "grad_norm"]
+    ops = ["layernorm", "grad_norm"]
     assert bench.main([*ops, "--quick", "--backend", "cpu", "--csv", str(file)]) == 0
     table, talk = capsys.readouterr()
     assert [line.split()[0] for line in table.splitlines()] == [
-        "op", "residual.forward", "residual.backward", "grad_norm.forward"
+        "op", "layernorm.forward", "layernorm.backward", "grad_norm.forward"
     ]
     assert "numba" in talk
     with open(file, encoding="utf-8", newline="") as rows:
@@ -33,27 +34,75 @@ def test_a_csv_that_cannot_be_written_is_refused_at_once(capsys, tmp_path):
 
 
 def test_a_wrong_op_is_not_timed(capsys, monkeypatch):
-    def drops_the_branch(dx, dout, dbranch):
-        dx[:] = dout
+    def drops_the_norm(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual):
+        dx[:] = residual
 
-    monkeypatch.setattr(load_op("residual", "cpu"), "backward", drops_the_branch)
-    assert bench.main(["residual", "--quick", "--backend", "cpu"]) == 1
+    monkeypatch.setattr(load_op("layernorm", "cpu"), "backward", drops_the_norm)
+    assert bench.main(["layernorm", "--quick", "--backend", "cpu"]) == 1
     table, talk = capsys.readouterr()
-    assert "residual.backward" not in table
-    assert "residual.backward (cpu) is wrong for N=1 d=1: dx: error" in talk
+    assert "layernorm.backward" not in table
+    assert "layernorm.backward (cpu) is wrong for N=1 d=3: dx: error" in talk
 
 
 def test_the_gpu_is_timed_by_events_and_compared_with_its_ceilings(capsys, monkeypatch, tmp_path):
     pytest.importorskip("numba_cuda")
     file = tmp_path / "rows.csv"
-    monkeypatch.setattr(load_spec("gelu"), "BENCH_CASES", ({"shape": (5, 4)},))
-    monkeypatch.setattr(bench, "ceilings", lambda name: Gpu(name, 1000, 50, "made up"))
-    assert bench.main(["gelu", "--quick", "--backend", "gpu", "--csv", str(file)]) == 0
+    case = {"M": 16, "N": 16, "K": 16}
+    spec = load_spec("matmul")
+    monkeypatch.setattr(spec, "BENCH_CASES", (case, {**case, "precision": "bf16"}))
+    monkeypatch.setattr(spec, "CASES", (case,))
+    monkeypatch.setattr(bench, "_time", lambda quick: (0.01, 2))
+    monkeypatch.setattr(bench, "ceilings", lambda name: ceilings("NVIDIA A100-SXM4-80GB"))
+    monkeypatch.setattr(bench, "SIZE", 16)
+    monkeypatch.setattr(bench, "COPIED", 1 << 10)
+    assert bench.main(["matmul", "--backend", "gpu", "--csv", str(file)]) == 0
     with open(file, encoding="utf-8", newline="") as rows:
         found = list(csv.DictReader(rows))
-    assert [row["op"] for row in found] == ["gelu.forward", "gelu.backward"]
+    assert [row["op"] for row in found] == ["matmul.forward"] * 2 + ["matmul.backward"] * 2
     for row in found:
-        assert row["of limit"].endswith("%") and row["gpu"] and row["cuda"] and row["nvJitLink"]
+        assert row["of limit"].endswith("%") and row["of ceiling"].endswith("%")
+        assert float(row["model_ms"]) > 0 and float(row["bf16 TFLOP/s"]) > 0
+        assert bool(row["fp32_ms"]) == ("bf16" in row["case"])
+        assert row["gpu"] and row["cuda"] and row["nvJitLink"]
+
+
+def test_the_tiles_are_timed_where_there_is_a_gpu(capsys, monkeypatch):
+    pytest.importorskip("numba_cuda")
+    monkeypatch.setattr(bench_tiles, "TOKENS", 64)
+    monkeypatch.setattr(bench_tiles, "SPLITS", (1, 2))
+    monkeypatch.setattr(bench_tiles, "shapes", lambda: iter([(16, 32, False)]))
+    monkeypatch.setattr(bench, "rows_of_tiles", functools.partial(
+        bench_tiles.rows, seconds=0.001, at_least=1))
+    assert bench.main(["--tiles"]) == 0
+    rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))
+    assert [row["form"] for row in rows] == ["y"] * 2 + ["dx"] * 2 + ["dw"] * 4
+    assert all(float(row["median_ms"]) > 0 for row in rows)
+
+
+def test_the_readme_gets_a_table_of_a_real_gpu_only(tmp_path, capsys):
+    row = dict.fromkeys((*bench.COLUMNS, "driver", "numba-cuda", "commit", "copy GB/s",
+                         "fp32 TFLOP/s", "bf16 TFLOP/s"), "1") | {"backend": "gpu"}
+    readme = tmp_path / "README.md"
+    readme.write_text(f"above\n{bench_readme.BEGIN}old\n{bench_readme.END}\nbelow\n")
+    file = str(tmp_path / "rows.csv")
+    for name in ("Virtual GPU (sm_90)", ""):
+        bench.write_csv(file, (*row, "gpu"), [row | {"gpu": name}])
+        with pytest.raises(ValueError, match="expected those of one NVIDIA GPU"):
+            bench_readme.update(file, readme)
+        assert bench.main(["--update-readme", file]) == 1
+    bench.write_csv(file, (*row, "gpu"), [row | {"gpu": "NVIDIA L4", "op": "made.up"}])
+    bench_readme.update(file, readme)
+    text = readme.read_text()
+    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text
+    assert "On an NVIDIA L4" in text and "| made.up | 1 |" in text
+    assert bench_readme.BEGIN in bench_readme.README.read_text(encoding="utf-8")
+
+
+def test_without_torch_there_is_no_peer(monkeypatch):
+    monkeypatch.setattr(bench_torch, "torch", lambda: None)
+    assert bench_torch.peer("matmul", "forward", {}) is None
+    assert {op for op, _ in bench_torch._PEERS} <= set(OPS)
+    assert all(name in load_spec(op).FUNCTIONS for op, name in bench_torch._PEERS)
 
 
 def test_without_a_gpu_it_says_so(capsys, monkeypatch):
@@ -79,7 +128,10 @@ def test_ceilings_are_found_by_the_longest_name():
     assert ceilings("NVIDIA H200 NVL").float32 == 60
     assert ceilings("NVIDIA L40S").name == "NVIDIA L40S"
     assert ceilings("NVIDIA A10G") is None and ceilings("") is None
-    assert least_seconds(Gpu("", 1000, 50, ""), 10**9, 10**9) == pytest.approx(1e-3)
+    made_up = Gpu("", 1000, 50, 500, "")
+    assert least_seconds(made_up, 10**9, 10**9) == pytest.approx(1e-3)
+    assert least_seconds(made_up, 10**12, 10**9) == pytest.approx(2e-2)
+    assert least_seconds(made_up, 10**12, 10**9, in_bf16=True) == pytest.approx(2e-3)
     assert all(gpu.source for gpu in GPUS)
 
 

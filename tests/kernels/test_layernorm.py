@@ -40,7 +40,7 @@ def test_the_gradient_cancels_where_the_output_cannot_move(layernorm, d):
     x, dy = rng.standard_normal((2, 9, d)).astype(np.float32)
     _, mean, rstd = forward(layernorm, x)
     dx = np.full_like(x, np.nan)
-    layernorm.backward(dx, None, None, dy, x, mean, rstd, None)
+    layernorm.backward(dx, None, None, None, dy, x, mean, rstd, None, None)
     terms = rstd[:, None] * np.abs(dy).max(axis=1, keepdims=True)
     inherent = 1e-5 * rstd[:, None] ** 2  # how far eps keeps |xhat| from 1
     assert (np.abs(dx) <= terms * (8 * np.finfo(np.float32).eps + (d > 1) * inherent)).all()
@@ -52,3 +52,16 @@ def test_nan_stays_in_its_row(layernorm):
     y, mean, rstd = forward(layernorm, x)
     for array in (y, mean[:, None], rstd[:, None]):
         assert np.isnan(array[3]).all() and np.isfinite(np.delete(array, 3, axis=0)).all()
+
+
+@pytest.mark.parametrize("d", [1, 33, 1028])
+def test_the_residual_gradient_passes_the_norm_unchanged(layernorm, d):
+    """Where no gradient comes through the norm, dx is the residual's, bit for bit."""
+    rng = np.random.default_rng(3)
+    x, residual = rng.standard_normal((2, 9, d)).astype(np.float32)
+    _, mean, rstd = forward(layernorm, x)
+    dx = np.full_like(x, np.nan)
+    layernorm.backward(dx, None, None, None, np.zeros_like(x), x, mean, rstd, None, residual)
+    assert np.array_equal(dx, residual)
+    layernorm.backward(dx, None, None, None, np.zeros_like(x), x, mean, rstd, None, dx)
+    assert np.array_equal(dx, residual)

@@ -1,10 +1,12 @@
 """What is special about the linear layer: NaN, and one row at a time as in generation."""
 
 import itertools
+import threading
 
 import numpy as np
 import pytest
 
+from kernels import gelu, matmul
 from kernels.registry import op_table
 
 CPU = op_table("cpu").matmul
@@ -13,7 +15,7 @@ CPU = op_table("cpu").matmul
 def product(x, w, transpose_w=False):
     columns = w.shape[0] if transpose_w else w.shape[1]
     y = np.full((len(x), columns), np.nan, np.float32)
-    CPU.forward(y, None, x, w, None, transpose_w)
+    CPU.forward(y, None, x, w, None, None, transpose_w)
     return y
 
 
@@ -43,7 +45,7 @@ def test_weight_gradients_of_every_small_shape(transpose_w):
         x, dy = np.ones((3, K), np.float32), np.ones((3, N), np.float32)
         w = np.ones((N, K) if transpose_w else (K, N), np.float32)
         dw, dbias = np.ones_like(w), np.ones(N, np.float32)
-        CPU.backward(None, dw, dbias, dy, x, w, transpose_w)
+        CPU.backward(None, dw, dbias, dy, x, w, None, transpose_w)
         assert (dw == 4).all() and (dbias == 4).all(), (K, N)
 
 
@@ -55,7 +57,7 @@ def test_products_across_blocks_of_rows_columns_and_terms():
                     for shape in ((M, K), (K, N), (M, N)))
         assert np.array_equal(product(x, w), x @ w)  # integers: exact in any order
         dx, dw = np.full((M, K), np.nan, np.float32), np.ones((K, N), np.float32)
-        CPU.backward(dx, dw, None, dy, x, w, False)
+        CPU.backward(dx, dw, None, dy, x, w, None, False)
         assert np.array_equal(dx, dy @ w.T) and np.array_equal(dw, 1 + x.T @ dy), (M, K, N)
 
 
@@ -64,6 +66,7 @@ def test_large_products_agree_with_the_oracle_too(transpose_w, monkeypatch):
     """The way of large products, taken here from the first multiplication on."""
     monkeypatch.setattr(CPU, "LARGE", 1)
     monkeypatch.setattr(CPU, "SCRATCH_ELEMENTS", 100)
+    monkeypatch.setattr(CPU, "_thread", threading.local())  # with scratch of that size
     rng = np.random.default_rng(2)
     M, K, N = 7, 33, 45
     x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
@@ -71,12 +74,44 @@ def test_large_products_agree_with_the_oracle_too(transpose_w, monkeypatch):
     bias = rng.integers(-3, 4, N).astype(np.float32)
     stored = np.ascontiguousarray(w.T) if transpose_w else w
     y, pre_gelu = np.full((2, M, N), np.nan, np.float32)
-    CPU.forward(y, None, x, stored, bias, transpose_w)
+    CPU.forward(y, None, x, stored, bias, None, transpose_w)
     assert np.array_equal(y, x @ w + bias)
-    CPU.forward(y, pre_gelu, x, stored, bias, transpose_w)
+    CPU.forward(y, pre_gelu, x, stored, bias, None, transpose_w)
     assert np.array_equal(pre_gelu, x @ w + bias) and np.isfinite(y).all()
     dx, dw = np.full((M, K), np.nan, np.float32), np.ones_like(stored)
-    CPU.backward(dx, dw, None, dy, x, stored, transpose_w)
+    CPU.backward(dx, dw, None, dy, x, stored, None, transpose_w)
     expected = 1 + x.T @ dy
     assert np.array_equal(dx, dy @ w.T)
     assert np.array_equal(dw, expected.T if transpose_w else expected)
+
+
+@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize("M", [1, 7])
+def test_residual_and_gelu_of_either_way(M, transpose_w, large, monkeypatch):
+    """What follows a product does not depend on how it was computed."""
+    if large:
+        monkeypatch.setattr(CPU, "LARGE", 1)
+    rng = np.random.default_rng(3)
+    K, N = 33, 45
+    x, w, dy, residual = (rng.integers(-3, 4, shape).astype(np.float32)
+                          for shape in ((M, K), (K, N), (M, N), (M, N)))
+    bias = rng.integers(-3, 4, N).astype(np.float32)
+    stored = np.ascontiguousarray(w.T) if transpose_w else w
+    y = np.full((M, N), np.nan, np.float32)
+    CPU.forward(y, None, x, stored, bias, residual, transpose_w)
+    assert np.array_equal(y, x @ w + bias + residual)
+    CPU.forward(y, None, x, stored, None, residual, transpose_w)
+    assert np.array_equal(y, x @ w + residual)
+    pre_gelu = rng.standard_normal((M, K)).astype(np.float32)
+    dx, expected = np.full((2, M, K), np.nan, np.float32)
+    CPU.backward(dx, np.zeros_like(stored), None, dy, x, stored, pre_gelu, transpose_w)
+    gelu.backward(expected, dy @ w.T, pre_gelu)
+    assert np.array_equal(dx, expected)
+
+
+def test_gelu_and_residual_exclude_each_other():
+    x, w, y, other = (np.ones((2, 2), np.float32) for _ in range(4))
+    residual = np.ones((2, 2), np.float32)
+    with pytest.raises(ValueError, match="pre_gelu and residual are both given"):
+        matmul.forward(y, other, x, w, None, residual, False)

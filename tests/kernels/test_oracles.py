@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from kernels.common.spec import label
+from kernels.common.spec import cases_of, label
 from kernels.common.verify import build_arguments
 from kernels.registry import OPS, load_op, load_spec
 
@@ -21,7 +21,7 @@ GRADIENTS = [
     pytest.param(op, gradient, case, id=f"{op} {gradient} {label(case)}")
     for op in OPS
     for gradient in load_spec(op).GRADIENTS
-    for case in load_spec(op).CASES
+    for case in cases_of(load_spec(op), "backward")
     if has_gradient(op, gradient, case)
 ]
 
