@@ -86,8 +86,8 @@ def launches_of(blocks):
     a = Buffers(config, 1, 8, training=True, memory=cuda.memory).views(1, 8)
     ids, targets = cuda.memory.transfers(8).upload(np.zeros((1, 8), np.int32),
                                                    np.zeros(8, np.int32))
-    before = len(vgpu.launches())
+    vgpu.forget_launches()
     with cuda.memory.queue():
         model.forward_backward(cuda.ops, p, g, a, ids, targets, config.vocab_size, 1.0)
     cuda.memory.wait()
-    return len(vgpu.launches()) - before
+    return len(vgpu.launches())

@@ -105,7 +105,7 @@ def test_the_choice(monkeypatch):
         device.choose("cuda")
     monkeypatch.setattr(device, "cuda_problem", lambda: pytest.fail("CUDA was touched"))
     assert device.choose("cpu").line == "device: cpu"
-    with pytest.raises(UserError, match="--precision bf16 needs a GPU.*--precision fp32"):
+    with pytest.raises(UserError, match=r"--precision bf16 needs a GPU.*--precision fp32"):
         device.choose("cpu", "bf16")
 
 

@@ -21,11 +21,27 @@ def _require(arguments: Arguments) -> None:
         require_between("start", start, 0, context - T, advice)
 
 
+CASES = (
+    {"B": 1, "T": 1, "d": 1, "Vp": 1, "context": 1},
+    {"B": 3, "T": 7, "d": 30, "Vp": 61, "context": 9},
+    {"B": 2, "T": 33, "d": 257, "Vp": 255, "context": 64},
+    {"B": 31, "T": 10, "d": 33, "Vp": 2, "context": 10},
+    {"B": 1, "T": 1023, "d": 5, "Vp": 3, "context": 1024},
+    {"B": 1, "T": 257, "d": 31, "Vp": 2432, "context": 257},
+    {"B": 9, "T": 127, "d": 132, "Vp": 65, "context": 128},
+)
+
 FUNCTIONS = {
     "forward": Function(
         overwritten={"x": "B*T d"},
         inputs={"ids": "int32 B T", "wte": "Vp d", "wpe": "context d", "start": "int32 1 ?"},
         require=_require,
+        cases=(
+            *CASES,
+            {"B": 3, "T": 7, "d": 30, "Vp": 61, "context": 9, "start": 2},
+            {"B": 2, "T": 33, "d": 257, "Vp": 255, "context": 64, "start": 31},
+            {"B": 1, "T": 1, "d": 32, "Vp": 65, "context": 128, "start": 127},
+        ),
         flops=lambda c: c["B"] * c["T"] * c["d"],
         bytes_moved=lambda c: 4 * c["T"] * (2 * c["B"] * c["d"] + c["d"] + c["B"]),
     ),
@@ -38,15 +54,6 @@ FUNCTIONS = {
     ),
 }
 
-CASES = (
-    {"B": 1, "T": 1, "d": 1, "Vp": 1, "context": 1},
-    {"B": 3, "T": 7, "d": 30, "Vp": 61, "context": 9, "start": 2},
-    {"B": 2, "T": 33, "d": 257, "Vp": 255, "context": 64, "start": 31},
-    {"B": 31, "T": 10, "d": 33, "Vp": 2, "context": 10},
-    {"B": 1, "T": 1023, "d": 5, "Vp": 3, "context": 1024, "start": 1},
-    {"B": 1, "T": 257, "d": 31, "Vp": 2432, "context": 257},
-    {"B": 9, "T": 127, "d": 132, "Vp": 65, "context": 128, "start": 1},
-)
 BENCH_CASES = (
     {"B": 8, "T": 128, "d": 128, "Vp": 256, "context": 128},
     {"B": 1, "T": 1024, "d": 768, "Vp": 8576, "context": 1024},

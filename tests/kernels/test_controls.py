@@ -194,7 +194,7 @@ def attention_forgets_delta(dqkv, dout, out, lse, qkv):
 
 
 def attention_appends_at_the_start(k_cache, v_cache, qkv, start):
-    ORACLE["attention"].append(k_cache, v_cache, qkv, 0)
+    ORACLE["attention"].append(k_cache, v_cache, qkv, None)
 
 
 def attention_decodes_one_row_short(out, qkv, k_cache, v_cache, position):

@@ -240,7 +240,7 @@ class Sized:
 
 INT32 = 2**31 - 1
 OF_MATMUL = 2**31 - 256  # its last tile, of at most 256 rows or columns, ends there
-OF_GRID_Y = 65535 * 2048  # blocks of layernorm.backward, and columns of each
+OF_GRID_Y = 65535 * 1024  # blocks of layernorm.backward, and columns of each
 
 
 def linear(M, N, K):

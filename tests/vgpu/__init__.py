@@ -11,7 +11,7 @@ from .options import Options, options
 from .presence import prepare
 from .report import PtxError, UnknownOpcode, VirtualGPUError
 
-__all__ = ["Options", "PtxError", "UnknownOpcode", "VirtualGPUError", "install",
+__all__ = ["Options", "PtxError", "UnknownOpcode", "VirtualGPUError", "forget_launches", "install",
            "installed", "launches", "leaks", "options", "prepare", "refusals", "run_ptx"]
 
 
@@ -51,6 +51,13 @@ def launches() -> list:
     from . import launch
 
     return list(launch.launches)
+
+
+def forget_launches() -> None:
+    """Begin `launches` anew, for those who count them."""
+    from . import launch
+
+    launch.launches.clear()
 
 
 def refusals() -> list[str]:
