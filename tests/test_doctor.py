@@ -63,7 +63,8 @@ def test_on_a_gpu_it_is_listed_and_chosen(text):
     assert lines_of(result.stdout, "GPUs") == [
         "0: Virtual GPU (sm_90), compute capability 9.0 (supported), 4.00 GiB"]
     assert result.stdout.splitlines()[-1] == (
-        "device: cuda (Virtual GPU (sm_90), compute capability 9.0, driver for CUDA 13.0)")
+        "device: cuda (Virtual GPU (sm_90), compute capability 9.0, driver for CUDA 13.0), "
+        "products in bf16")
 
 
 def test_the_last_line_is_what_auto_says(report, monkeypatch):
