@@ -107,7 +107,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
             load_kernels(chosen, loaded.model, batch=1, training=False)
         weights = chosen.memory.put(loaded.weights)
         p = ParameterTable(loaded.model).views(weights, as_operands(chosen.memory, weights))
-        decoder = Decoder(loaded.model, p, chosen.ops, config.cache, memory=chosen.memory)
+        decoder = Decoder(loaded.model, p, chosen.ops, cache=config.cache, memory=chosen.memory)
         _write_samples(config, prompt, decoder, tokenizer)
 
 

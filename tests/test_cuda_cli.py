@@ -40,7 +40,8 @@ def test_train_resume_and_generate(program, folder):
                     "--out", "run")
     assert first.returncode == 0, first.stderr
     assert first.stdout == "andrea-generate run\n"
-    assert re.search(r"^device: cuda \(.+, compute capability \d+\.\d+, .+\)$", first.stderr, re.M)
+    assert re.search(r"^device: cuda \(.+, compute capability \d+\.\d+, .+\), "
+                     r"products in fp32$", first.stderr, re.M)
     assert re.search(r"^kernels ready in [\d.]+ s$", first.stderr, re.M)
     assert "in steps, peak host memory " in first.stderr
     run = folder / "run"

@@ -96,6 +96,7 @@ def test_a_run_on_a_gpu_takes_what_the_plan_says(tmp_path):
     cuda = device.choose("cuda")
     config = tiny_config(d_model=8, n_layer=1, context=8, batch_size=2)
     text = dataset(config, tmp_path)
+    gc.collect()  # what other tests have left
     with cuda.memory.queue():
         first = cuda.memory.held_bytes()
         start.load_kernels(cuda, config.model, config.run.batch_size)
