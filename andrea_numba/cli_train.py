@@ -10,6 +10,7 @@ if __name__ == "__main__":  # signals are answered to before the rest is importe
     sys.exit(program.train())
 
 import dataclasses
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,8 @@ def make_parser() -> args.Parser:
     show.add_argument("--print-config", action="store_true", help="print the settings as TOML")
     show.add_argument("--plan", action="store_true",
                       help="print parameters, memory, FLOPs and estimated time")
+    show.add_argument("--show-tokens", metavar="TEXT",
+                      help="print the tokens of a text: id and piece, one a line")
     show.add_argument("--doctor", action="store_true",
                       help="print what is installed, where CUDA was looked for, and why --device "
                            "auto takes what it takes")
@@ -108,6 +111,9 @@ def _run(config: TrainConfig, given, chosen) -> int:
     say(chosen.line)
     with raising_on_signals():
         corpus = _open_data(config, resumed)
+    if given.show_tokens is not None:
+        _show_tokens(corpus.dataset.tokenizer, given.show_tokens)
+        return 0
     if not config.run.out and not resumed:
         folder = free_folder(corpus.name)
     if not given.plan:
@@ -148,7 +154,8 @@ def _open_data(config: TrainConfig, resumed):
     """The corpus; sets a vocabulary left open, and checks that a resumed run keeps its text."""
     from .corpora import open_corpus
 
-    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
+    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer,
+                         config.model.vocab_size)
     dataset, model = corpus.dataset, config.model
     for notice in dataset.notices:
         say(notice)
@@ -166,6 +173,12 @@ def _open_data(config: TrainConfig, resumed):
                         f"{dataset.tokenizer.name} tokenizer has {needed} ids here; give at least "
                         "that, or 0")
     return corpus
+
+
+def _show_tokens(tokenizer, text: str) -> None:
+    for token in tokenizer.encode(text).tolist():
+        piece = tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
+        print(f"{token}\t{json.dumps(piece, ensure_ascii=False)}")
 
 
 def _load_kernels(chosen, config: TrainConfig) -> None:
