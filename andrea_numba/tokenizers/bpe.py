@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
+from ..program import say
 from .byte import BYTES
 from .errors import too_little_text
 from .pieces import DOCUMENTS_APART, PieceTokenizer
@@ -128,11 +129,14 @@ class BpeTokenizer(PieceTokenizer):
                 "tokenizer": json.loads(self._model.to_str())}
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
+        # Texts, and between each two of them one byte that is not UTF-8.
         pieces = _NOT_UTF8.split(data.decode("utf-8", "surrogateescape"))
-        ids: list[int] = []
-        for piece in pieces:
-            ids += ([self._id_of_byte[ord(piece) - 0xDC00]] if _NOT_UTF8.fullmatch(piece)
-                    else self._model.encode(piece, add_special_tokens=False).ids)
+        bytes_between = [self._id_of_byte[ord(piece) - 0xDC00] for piece in pieces[1::2]]
+        # Unlike `encode`, this does not keep track of places in the text: twice as fast.
+        texts = self._model.encode_batch_fast(pieces[::2], add_special_tokens=False)
+        ids = list(texts[0].ids)
+        for byte, text in zip(bytes_between, texts[1:], strict=True):
+            ids += [byte, *text.ids]
         return np.array(ids, np.int32)
 
 
@@ -142,4 +146,5 @@ def _beginning(chunks: Iterable[str]) -> Iterable[str]:
         yield chunk[:left]
         left -= len(chunk)
         if left <= 0:
+            say(f"bpe learns from the first {MAX_CHARACTERS:,} characters of the text")
             return
