@@ -85,7 +85,12 @@ def test_other_kinds_and_damage_are_refused(library, saved):
     words = library.Tokenizer(library.models.WordPiece({"[UNK]": 0, "hello world": 1}))
     assert "not written in byte symbols" in refusal(json.loads(words.to_str()))
     assert "not a tokenizer.json" in refusal({**saved, "model": {"type": "BPE"}})
-    del saved["model"]["vocab"]["a"]
+    model, vocabulary = saved["model"], saved["model"]["vocab"]
+    for number in (7, 1 << 31):
+        twice = {**saved, "model": {**model, "vocab": {**vocabulary, "a": number}}}
+        assert "has ids up to" in refusal(twice)
+    assert "tokenizer" in refusal({**saved, "model": {**model, "continuing_subword_prefix": "Ġ"}})
+    del vocabulary["a"]
     assert "tokenizer" in refusal(saved)
 
 

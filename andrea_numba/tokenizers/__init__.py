@@ -69,8 +69,8 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     or what `to_dict` gives. UserError for anything else."""
     try:
         if not Path(path).is_file() or Path(path).stat().st_size > MAX_FILE_BYTES:
-            raise UserError(f"unknown tokenizer {str(path)!r}; expected {', '.join(TOKENIZERS)}, "
-                            "or a file like tokenizer.json")
+            raise UserError(f"--tokenizer {path}: expected {', '.join(TOKENIZERS)}, or a file like "
+                            "tokenizer.json")
         saved = json.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read tokenizer {path}: {error.strerror}") from None

@@ -5,9 +5,10 @@ Only byte-level ones, as of GPT-2, are taken: the others lose spaces, case or ra
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from .pieces import DOCUMENTS_APART, PieceTokenizer
 MOST = 8449           # ids, where the text decides
 MARK = "<|endoftext|>"
 MARKS = (MARK, "<|end_of_text|>", "</s>", "<eos>")  # names of document marks in files
+MAX_IDS = 1 << 24     # as of a model
 # The library holds every different word of what it learns from, in several copies.
 MAX_CHARACTERS = 1 << 28
 _PROBE = ("two  Words\r\n\tit's ÀÉ e\u0301 ﬁ １２３ 45\u00a0\u3000\n\n \u2581x <s> </s> [UNK] 😀 "
@@ -35,6 +37,19 @@ def _library():
         raise UserError("the bpe tokenizer needs the library tokenizers: pip install "
                         "'andrea-numba[bpe]'") from None
     return tokenizers
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Make the library's complaints about a file readable. It raises plain Exceptions, and for
+    some damage a PanicException, which is none and has no importable name."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError("not a tokenizer.json that the library tokenizers reads: "
+                        f"{str(error)[:200]}") from None
 
 
 def _byte_symbols() -> dict[str, int]:
@@ -56,13 +71,9 @@ class BpeTokenizer(PieceTokenizer):
 
     def __init__(self, saved: dict[str, Any], start_token: int | None = None):
         """From the contents of a `tokenizer.json`; UserError for one that is not lossless."""
-        try:
-            self._model = _library().Tokenizer.from_str(json.dumps(saved))
-        except Exception as error:  # the library raises nothing more specific
-            if isinstance(error, UserError):
-                raise
-            raise UserError(f"not a tokenizer.json that the library tokenizers reads: "
-                            f"{str(error)[:200]}") from None
+        library = _library()
+        with _refusals():
+            self._model = library.Tokenizer.from_str(json.dumps(saved))
         self._model.no_truncation()
         self._model.no_padding()
         self._model.encode_special_tokens = True
@@ -70,7 +81,11 @@ class BpeTokenizer(PieceTokenizer):
         special = {token.content: number
                    for number, token in self._model.get_added_tokens_decoder().items()}
         mark = next((special[name] for name in MARKS if name in special), None)
-        pieces = [b""] * (max(ids.values(), default=-1) + 1)
+        largest = max(ids.values(), default=0)
+        if largest >= MAX_IDS or len(set(ids.values())) < len(ids):
+            raise UserError(f"this tokenizer has ids up to {largest:,} for {len(ids):,} tokens; "
+                            f"expected different ones below {MAX_IDS:,}")
+        pieces = [b""] * (largest + 1)
         symbols = _byte_symbols()
         for token, number in ids.items():
             try:
@@ -84,7 +99,9 @@ class BpeTokenizer(PieceTokenizer):
         super().__init__(pieces, mark, 0)
         self._id_of_byte = {piece[0]: number for number, piece in enumerate(pieces)
                             if len(piece) == 1}
-        if len(self._id_of_byte) < 256 or self.decode(self.encode(_PROBE)) != _PROBE:
+        with _refusals():
+            lossless = len(self._id_of_byte) == 256 and self.decode(self.encode(_PROBE)) == _PROBE
+        if not lossless:
             raise UserError("this tokenizer does not give back every text; expected a byte-level "
                             "BPE without normalizer, such as GPT-2's")
         self.start_token = self._id_of_byte[ord("\n")] if start_token is None else start_token
@@ -140,7 +157,7 @@ class BpeTokenizer(PieceTokenizer):
         return np.array(ids, np.int32)
 
 
-def _beginning(chunks: Iterable[str]) -> Iterable[str]:
+def _beginning(chunks: Iterable[str]) -> Iterator[str]:
     left = MAX_CHARACTERS
     for chunk in chunks:
         yield chunk[:left]
