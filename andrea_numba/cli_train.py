@@ -11,6 +11,7 @@ if __name__ == "__main__":  # signals are answered to before the rest is importe
 
 import contextlib
 import dataclasses
+import json
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,6 +52,8 @@ def make_parser() -> args.Parser:
     show.add_argument("--print-config", action="store_true", help="print the settings as TOML")
     show.add_argument("--plan", action="store_true",
                       help="print parameters, memory, FLOPs and estimated time")
+    show.add_argument("--show-tokens", metavar="TEXT",
+                      help="print the tokens of a text: id and piece, one a line")
     show.add_argument("--doctor", action="store_true",
                       help="print what is installed, where CUDA was looked for, and why --device "
                            "auto takes what it takes")
@@ -154,6 +157,9 @@ def _on_device(config: TrainConfig, given, chosen, folder: Path | None, resumed)
 
     with raising_on_signals():
         corpus = _open_data(config, resumed)
+    if given.show_tokens is not None:
+        _show_tokens(corpus.dataset.tokenizer, given.show_tokens)
+        return 0
     if not given.plan:
         check_writable(folder or Path("runs"))
         checkpoint.check_space(folder or Path("runs"), ParameterTable(config.model))
@@ -170,7 +176,8 @@ def _open_data(config: TrainConfig, resumed):
     """The corpus; sets a vocabulary left open, and checks that a resumed run keeps its text."""
     from .corpora import open_corpus
 
-    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer)
+    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer,
+                         config.model.vocab_size)
     dataset, model = corpus.dataset, config.model
     for notice in dataset.notices:
         say(notice)
@@ -188,6 +195,12 @@ def _open_data(config: TrainConfig, resumed):
                         f"{dataset.tokenizer.name} tokenizer has {needed} ids here; give at least "
                         "that, or 0")
     return corpus
+
+
+def _show_tokens(tokenizer, text: str) -> None:
+    for token in tokenizer.encode(text).tolist():
+        piece = tokenizer.token_bytes(token).decode("utf-8", "backslashreplace")
+        print(f"{token}\t{json.dumps(piece, ensure_ascii=False)}")
 
 
 def _load_kernels(chosen, config: TrainConfig) -> None:

@@ -38,8 +38,8 @@ class ModelConfig:
     n_layer: int = option(4, "transformer blocks", at_least=1, at_most=1000)
     context: int = option(128, "tokens the model can see at once", at_least=1,
                           at_most=1 << 24)
-    vocab_size: int = option(0, "token ids the model knows; 0 = as many as the tokenizer has",
-                             at_least=0, at_most=1 << 24)
+    vocab_size: int = option(0, "token ids the model knows, and harris and bpe make; 0 = as many "
+                             "as the tokenizer has", at_least=0, at_most=1 << 24)
     tied: bool = option(True, "the output head shares the token embedding table")
     bias: bool = option(True, "linear layers have biases")
     norm_affine: bool = option(True, "LayerNorms have a learned gain and offset")
@@ -63,7 +63,8 @@ class DataConfig:
                              "stories, pydocs")
     val_data: list[str] = option([], "validate on this file or folder instead of the last part "
                                  "of the text; may be given several times")
-    tokenizer: str = option("byte", "how text becomes token ids", choices=("byte", "char"))
+    tokenizer: str = option("byte", "how text becomes token ids: byte, char, harris (morphemes of "
+                            "the text), bpe, or a tokenizer.json")
     encoding: str = option("utf-8", "encoding of the text files")
     val_fraction: float = option(0.1, "last part of the text kept for validation; 0 = none",
                                  at_least=0.0, at_most=0.9)

@@ -31,11 +31,13 @@ class Corpus:
     source_entropy: float | None = None
 
 
-def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = None) -> Corpus:
+def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = None,
+                vocab_size: int = 0) -> Corpus:
     """The text that `config.data` names, as token ids: `stories`, `pydocs`, one token file, or
     text files and folders. A file with a built-in's name is given as ./stories.
 
-    `tokenizer` is the one of the run that is resumed. Raises UserError for what cannot be read.
+    `tokenizer` is the one of the run that is resumed; else one of `vocab_size` ids is learned, if
+    it is of a kind that is. Raises UserError for what cannot be read.
     """
     documents: Iterable[Document]
     notices: list[str] = []
@@ -84,7 +86,7 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
                 raise UserError(f"{path} is training text and validation text at once; leave it "
                                 "out of one of them")
     dataset = prepare(documents, config.tokenizer, config.val_fraction, context,
-                      tokenizer=tokenizer, val_documents=val_documents)
+                      tokenizer=tokenizer, val_documents=val_documents, vocab_size=vocab_size)
     dataset.notices[:0] = notices
     entropy = None
     starts_at_document = dataset.train[-1:] == dataset.tokenizer.document_mark

@@ -12,10 +12,12 @@ import hashlib
 import itertools
 import json
 import os
+import secrets
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,22 @@ import numpy as np
 from .errors import UserError
 from .loader import Loader, validation_windows
 from .sources import Document, Sources, open_sources
+from .streams import in_order, watched
 from .token_file import VERSION, TokenFile, Tokens, is_token_file
-from .tokenizers import Tokenizer, UnknownCharacters, build_tokenizer, tokenizer_from_dict
+from .tokenizers import (
+    LEARNED,
+    Tokenizer,
+    UnknownCharacters,
+    build_tokenizer,
+    tokenizer_from_dict,
+    whole_words,
+)
 
 __all__ = ["Dataset", "Document", "Loader", "Sources", "TokenFile", "Tokens", "cache_folder",
            "is_token_file", "load_token_file", "open_sources", "prepare", "validation_windows",
            "write_token_file"]
+
+LEARNING = 1  # to be raised when the same text teaches a tokenizer something else
 
 
 @dataclass
@@ -123,32 +135,43 @@ def _all_chunks(documents: Iterable[Document]) -> Iterator[str]:
         yield from document.chunks()
 
 
-def _encoded(documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
-             marks: bool) -> Iterator[np.ndarray]:
-    """The ids of all documents, chunk by chunk, a mark after each if asked for."""
+def _learned_from(documents: Iterable[Document], survey: _Survey) -> Iterator[str]:
+    for document in watched(documents, survey.n_characters, "learning the tokenizer"):
+        yield from whole_words(document.chunks())
+
+
+def _jobs(documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
+          marks: bool) -> Iterator[Callable[[], np.ndarray]]:
+    """What gives the ids of all documents, chunk by chunk, a mark after each if asked for."""
+    mark = np.array([tokenizer.document_mark], np.int32) if marks else None
     fingerprint = _Fingerprint()
     for document in documents:
         fingerprint.start_document()
         position = 0
-        for text in document.chunks():
+        for text in whole_words(document.chunks()):
             fingerprint.update(document, text)
-            try:
-                yield tokenizer.encode(text)
-            except UnknownCharacters as error:
-                raise error.moved(position, f"{document.name}: ") from None
+            yield partial(_encoded, tokenizer, text, document.name, position)
             position += len(text)
         if marks:
-            yield np.array([tokenizer.document_mark], np.int32)
+            yield partial(np.copy, mark)
     if fingerprint.hexdigest() != survey.fingerprint:
         raise UserError("the text changed while it was read; start again when it is complete")
+
+
+def _encoded(tokenizer: Tokenizer, text: str, name: str, position: int) -> np.ndarray:
+    try:
+        return tokenizer.encode(text)
+    except UnknownCharacters as error:
+        raise error.moved(position, f"{name}: ") from None
 
 
 def _write(path: Path, documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
            marks: bool) -> None:
     metadata = {"tokenizer": tokenizer.to_dict(), "fingerprint": survey.fingerprint,
                 "documents": survey.n_documents if marks else 1}
-    TokenFile.write(path, _encoded(documents, survey, tokenizer, marks),
-                    tokenizer.vocab_size, survey.n_bytes, survey.n_characters, metadata)
+    jobs = _jobs(watched(documents, survey.n_characters, "tokenising"), survey, tokenizer, marks)
+    TokenFile.write(path, in_order(jobs), tokenizer.vocab_size, survey.n_bytes,
+                    survey.n_characters, metadata)
 
 
 def _uses_marks(survey: _Survey, tokenizer: Tokenizer) -> bool:
@@ -157,15 +180,17 @@ def _uses_marks(survey: _Survey, tokenizer: Tokenizer) -> bool:
 
 
 def write_token_file(path: str | Path, documents: Iterable[Document],
-                     tokenizer_name: str) -> list[str]:
+                     tokenizer_name: str, vocab_size: int = 0) -> list[str]:
     """Write the documents' ids, with the tokenizer, to `path`; returns notices for the user.
+    `vocab_size` is that of a tokenizer that is learned (see `build_tokenizer`).
 
     Raises UserError for text that cannot be read and a file that cannot be written.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by a file
         raise UserError(f"{Path(path).absolute()} is not a regular file; give another name")
     survey = _survey(documents)
-    tokenizer = build_tokenizer(tokenizer_name, _all_chunks(documents), survey.n_documents)
+    tokenizer = build_tokenizer(tokenizer_name, _learned_from(documents, survey),
+                                survey.n_documents, vocab_size)
     try:
         _write(Path(path), documents, survey, tokenizer, _uses_marks(survey, tokenizer))
     except OSError as error:
@@ -189,6 +214,22 @@ class _Cache:
         self.folder = folder
         self.temporary: tempfile.TemporaryDirectory | None = None
         self.notices: list[str] = []
+
+    def tokenizer(self, name: str, identity: list, build: Callable[[], Tokenizer]) -> Tokenizer:
+        """What `build` gives; a tokenizer that is learned is kept under what it depends on."""
+        if name not in LEARNED:
+            return build()
+        digest = hashlib.sha256(json.dumps([LEARNING, name, *identity]).encode()).hexdigest()
+        file = self.folder / f"{digest}.tokenizer.json"
+        with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
+            return tokenizer_from_dict(json.loads(file.read_text(encoding="utf-8")))
+        tokenizer = build()
+        temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
+        with contextlib.suppress(OSError):  # the ids cannot be kept there either, and that is said
+            self.folder.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
+            os.replace(temporary, file)
+        return tokenizer
 
     def tokens(self, documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
                marks: bool) -> TokenFile:
@@ -238,14 +279,15 @@ def _no_space(folder: Path, error: OSError) -> UserError:
 
 def prepare(documents: Iterable[Document], tokenizer_name: str, val_fraction: float, context: int,
             cache_dir: str | Path | None = None, tokenizer: Tokenizer | None = None,
-            val_documents: Iterable[Document] | None = None) -> Dataset:
+            val_documents: Iterable[Document] | None = None, vocab_size: int = 0) -> Dataset:
     """Tokenise the documents (or reuse the ids in the cache) and split them once, by position.
 
     `documents` must be iterable several times. `tokenizer` takes the place of the one that
     `tokenizer_name` would build from the text: a resumed run must keep its own. `cache_dir`
     stands for `cache_folder()`; if it cannot be written, a temporary folder is used. With
     `val_documents` these are the validation part, all of `documents` is the training part, and
-    `val_fraction` is not looked at.
+    `val_fraction` is not looked at. `vocab_size` is that of a tokenizer that is learned (see
+    `build_tokenizer`).
 
     Raises UserError for text that cannot be read, characters a given tokenizer does not know,
     and a part that is shorter than a window of `context` and its last target.
@@ -255,12 +297,15 @@ def prepare(documents: Iterable[Document], tokenizer_name: str, val_fraction: fl
     if val_survey and val_survey.fingerprint == survey.fingerprint:
         raise UserError("the validation text is the training text: its loss would say nothing; "
                         "give another text")
+    cache = _Cache(Path(cache_dir) if cache_dir is not None else cache_folder())
     if tokenizer is None:
         # Validation characters are known to the tokenizer, or no loss could be given for them.
-        chunks = itertools.chain(_all_chunks(documents), _all_chunks(val_documents or ()))
-        tokenizer = build_tokenizer(tokenizer_name, chunks, survey.n_documents)
+        also = val_documents if val_documents and tokenizer_name == "char" else ()
+        chunks = itertools.chain(_learned_from(documents, survey), _all_chunks(also))
+        tokenizer = cache.tokenizer(
+            tokenizer_name, [survey.fingerprint, survey.n_documents, vocab_size],
+            lambda: build_tokenizer(tokenizer_name, chunks, survey.n_documents, vocab_size))
     marks = _uses_marks(survey, tokenizer)
-    cache = _Cache(Path(cache_dir) if cache_dir is not None else cache_folder())
     train = cache.tokens(documents, survey, tokenizer, marks)
     if val_survey:
         val = cache.tokens(val_documents, val_survey, tokenizer, marks)

@@ -14,12 +14,13 @@ def main() -> int:
     from andrea_numba.args import Parser
     from andrea_numba.data import TokenFile, open_sources, write_token_file
     from andrea_numba.errors import UserError
-    from andrea_numba.tokenizers import TOKENIZERS
 
     parser = Parser(prog="prepare.py", description=__doc__)
     parser.add_argument("text", nargs="+", help="text files, .jsonl files, folders of them")
-    parser.add_argument("--tokenizer", choices=list(TOKENIZERS), default="byte",
-                        help="how text becomes token ids (default: byte)")
+    parser.add_argument("--tokenizer", default="byte", help="how text becomes token ids: byte, "
+                        "char, harris, bpe, or a tokenizer.json (default: byte)")
+    parser.add_argument("--vocab-size", type=int, default=0, help="ids that harris and bpe make; "
+                        "0 = as many as the text has, at most 8449 (default: 0)")
     parser.add_argument("--encoding", default="utf-8", help="encoding of the text "
                         "(default: utf-8)")
     parser.add_argument("--output", required=True, help="token file to write")
@@ -27,7 +28,8 @@ def main() -> int:
     sources = open_sources(options.text, options.encoding)
     if os.path.realpath(options.output) in map(os.path.realpath, sources.paths):
         raise UserError(f"--output {options.output} is one of the texts; give another name")
-    notices = write_token_file(options.output, sources, options.tokenizer)
+    notices = write_token_file(options.output, sources, options.tokenizer,
+                               options.vocab_size)
     for notice in (*sources.notices, *notices):
         print(notice, file=sys.stderr)
     written = TokenFile.open(options.output)

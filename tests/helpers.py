@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 
 from andrea_numba import checkpoint, model
 from andrea_numba.buffers import Buffers
@@ -21,6 +23,9 @@ from kernels.registry import op_table
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = "".join(f"The {a} {b} sat on the {c} mat.\n" for a in ("old", "red", "big", "shy")
                for b in ("cat", "dog", "hen", "fox", "owl") for c in ("mossy", "warm", "tiny"))
+NEEDS_BPE = pytest.mark.skipif(importlib.util.find_spec("tokenizers") is None,
+                               reason="the library tokenizers is not installed")
+ALL_TOKENIZERS = ["byte", "char", "harris", pytest.param("bpe", marks=NEEDS_BPE)]
 
 # Odd everywhere: head width 10, context 7, a vocabulary that is no multiple of anything.
 ODD_MODEL = dict(d_model=30, n_head=3, n_layer=2, context=7, vocab_size=61)

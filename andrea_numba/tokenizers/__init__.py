@@ -11,31 +11,74 @@ A tokenizer has
 - `token_bytes(id) -> bytes`: the UTF-8 bytes the id stands for (maybe part of a character);
 - `count_text(ids) -> (bytes, characters)` of the text behind the ids, marks not counted;
 - `to_dict()`, which JSON can hold, and `tokenizer_from_dict` for the way back.
+
+README.md in this folder describes each of them.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 from ..errors import UserError
+from .bpe import BpeTokenizer
 from .byte import ByteTokenizer
 from .char import CharTokenizer
-from .errors import UnknownCharacters
+from .errors import UnknownCharacters, lone_surrogates
+from .harris import HarrisTokenizer
+from .words import whole_words
 
-Tokenizer = ByteTokenizer | CharTokenizer
-TOKENIZERS = {"byte": ByteTokenizer, "char": CharTokenizer}
+Tokenizer = ByteTokenizer | CharTokenizer | HarrisTokenizer | BpeTokenizer
+LEARNED = {"harris": HarrisTokenizer, "bpe": BpeTokenizer}  # of as many ids as are asked for
+TOKENIZERS = {"byte": ByteTokenizer, "char": CharTokenizer, **LEARNED}
+MAX_FILE_BYTES = 1 << 26
 
-__all__ = ["TOKENIZERS", "TextStream", "Tokenizer", "UnknownCharacters", "build_tokenizer",
-           "tokenizer_from_dict"]
+__all__ = ["LEARNED", "TOKENIZERS", "TextStream", "Tokenizer", "UnknownCharacters",
+           "build_tokenizer", "read_tokenizer", "tokenizer_from_dict", "whole_words"]
 
 
-def build_tokenizer(name: str, chunks: Iterable[str], documents: int) -> Tokenizer:
-    """The tokenizer `name` for a text, given as chunks, that holds so many documents."""
-    if name not in TOKENIZERS:
-        raise UserError(f"unknown tokenizer {name!r}; known: {', '.join(TOKENIZERS)}")
-    return TOKENIZERS[name].build(chunks, documents)
+def build_tokenizer(name: str, chunks: Iterable[str], documents: int,
+                    vocab_size: int = 0) -> Tokenizer:
+    """The tokenizer `name` for a text, given as chunks, that holds so many documents; or the one
+    that a file of that name holds.
+
+    A learned one has exactly `vocab_size` ids, or what the text has up to a limit if that is 0;
+    it takes each chunk for whole words.
+    """
+    if name in LEARNED:
+        return LEARNED[name].build(_valid(chunks), documents, vocab_size)
+    if name in TOKENIZERS:
+        return TOKENIZERS[name].build(chunks, documents)
+    return read_tokenizer(name)
+
+
+def _valid(chunks: Iterable[str]) -> Iterator[str]:
+    for chunk in chunks:
+        try:
+            chunk.encode()
+        except UnicodeEncodeError:
+            raise lone_surrogates(chunk) from None
+        yield chunk
+
+
+def read_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer in a JSON file: a byte-level BPE as Hugging Face writes it (tokenizer.json),
+    or what `to_dict` gives. UserError for anything else."""
+    try:
+        if not Path(path).is_file() or Path(path).stat().st_size > MAX_FILE_BYTES:
+            raise UserError(f"--tokenizer {path}: expected {', '.join(TOKENIZERS)}, or a file like "
+                            "tokenizer.json")
+        saved = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read tokenizer {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"tokenizer {path} is not a JSON file") from None
+    if isinstance(saved, dict) and "model" in saved:
+        return BpeTokenizer(saved)
+    return tokenizer_from_dict(saved)
 
 
 def tokenizer_from_dict(d: dict[str, Any]) -> Tokenizer:

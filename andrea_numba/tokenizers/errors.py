@@ -49,3 +49,10 @@ def checked_ids(ids, vocab_size: int) -> np.ndarray:
                         f"vocabulary, 0 to {vocab_size - 1}; tokenizer and ids do not belong "
                         "together")
     return ids
+
+
+def too_little_text(name: str, vocab_size: int, possible: int) -> UserError:
+    """The refusal of a vocabulary larger than the text has pieces for."""
+    return UserError(f"--vocab-size {vocab_size:,} is more than this text gives: --tokenizer "
+                     f"{name} finds {possible:,} ids in it, the 256 bytes and the mark included; "
+                     f"give more text, or --vocab-size {possible} or less (0 = what the text has)")

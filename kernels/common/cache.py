@@ -131,7 +131,8 @@ class _Locator(caching._CacheLocator):
         return str(_use_folder())
 
     def get_source_stamp(self) -> str:
-        return source_hash()
+        # The function's own file may lie outside the package.
+        return source_hash() + hashlib.sha256(Path(self._py_file).read_bytes()).hexdigest()
 
     def get_disambiguator(self) -> str:
         return str(self._line)
@@ -187,7 +188,8 @@ class _CpuCache(caching.FunctionCache):
 
     def __init__(self, function: Callable):
         super().__init__(function)
-        self._cache_file = _CpuCacheFile(self.cache_path, self._impl.filename_base, source_hash())
+        self._cache_file = _CpuCacheFile(self.cache_path, self._impl.filename_base,
+                                         self._impl.locator.get_source_stamp())
 
 
 class LazyCache(caching.NullCache):
