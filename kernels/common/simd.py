@@ -19,8 +19,7 @@ import operator
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
-from numba.core.errors import NumbaTypeError, RequireLiteralValue
+from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, lower_builtin, type_callable
 
 from .simd_ir import (
@@ -56,6 +55,7 @@ from .simd_ir import (
     splat,
     swap,
     vector_or_float,
+    vectors,
     widened,
 )
 
@@ -132,17 +132,17 @@ def load_pairs(typingctx, p, i, count):
 
 
 @intrinsic
-def load_zipped(typingctx, p, i, other, count):
-    """Lane j is the pair p[i + j], p[other + j] of bfloat16; zeros from j = count on."""
+def load_zipped(typingctx, p, i, count, other, other_count):
+    """Lane j is the pair p[i + j], p[other + j] of bfloat16; zeros from j = (other_)count on."""
     need_words("load_zipped", p)
 
     def codegen(context, builder, signature, args):
-        mask = first_lanes(builder, args[3], LANES)
-        places = [address(context, builder, p, args[0], index, WORDS) for index in args[1:3]]
-        rows = [masked_load(builder, place, mask, WORDS) for place in places]
+        rows = [masked_load(builder, address(context, builder, p, args[0], index, WORDS),
+                            first_lanes(builder, count, LANES), WORDS)
+                for index, count in (args[1:3], args[3:5])]
         return builder.bitcast(shuffle(builder, *rows, ZIPPED), INTS)
 
-    return i32x16(p, types.intp, types.intp, types.intp), codegen
+    return i32x16(p, *4 * (types.intp,)), codegen
 
 
 @intrinsic
@@ -163,26 +163,15 @@ def registers(typingctx, count):
 
     Where all indices are constants once loops of constant length are unrolled, a[i] is a register.
     """
-    return _vectors(f32x16, count)
+    kind, codegen = vectors(f32x16, count)
+    return kind(count), codegen
 
 
 @intrinsic(prefer_literal=True)
-def int_registers(typingctx, count):
-    """As `registers`, of vectors of int32."""
-    return _vectors(i32x16, count)
-
-
-def _vectors(kind, count):
-    if not isinstance(count, types.IntegerLiteral):
-        raise RequireLiteralValue("the number of registers must be a constant")
-    lanes = FLOATS if kind == f32x16 else INTS
-
-    def codegen(context, builder, signature, args):
-        array = cgutils.alloca_once(builder, lanes, ir.Constant(I32, count.literal_value))
-        array.align = 64
-        return array
-
-    return types.CPointer(kind)(count), codegen
+def registers_of(typingctx, p, count):
+    """As `registers`, of vectors as `load` gives them from p."""
+    kind, codegen = vectors(VECTOR_OF[element_of(p)], count)
+    return kind(p, count), codegen
 
 
 # Arithmetic

@@ -3,7 +3,7 @@
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.errors import NumbaTypeError
+from numba.core.errors import NumbaTypeError, RequireLiteralValue
 from numba.extending import models, register_model
 
 LANES = 16
@@ -68,6 +68,20 @@ def address(context, builder, kind, p, index, stored):
     data = context.make_array(kind)(context, builder, p).data if isinstance(
         kind, types.Array) else p
     return builder.bitcast(builder.gep(data, [index]), ir.PointerType(stored))
+
+
+def vectors(kind, count):
+    """Type and code of an array of vectors on the stack."""
+    if not isinstance(count, types.IntegerLiteral):
+        raise RequireLiteralValue("the number of registers must be a constant")
+
+    def codegen(context, builder, signature, args):
+        array = cgutils.alloca_once(builder, FLOATS if kind == f32x16 else INTS,
+                                    I32(count.literal_value))
+        array.align = 64  # a cache line
+        return array
+
+    return types.CPointer(kind), codegen
 
 
 def widened(builder, value):

@@ -189,7 +189,7 @@ def _pack(pairs, neighbours, two, zipped, a, b, words):
     simd.store(pairs, 0, simd.pack_pairs(simd.load(a, 0), simd.load(b, 0)))
     simd.store(neighbours, 0, simd.pack_neighbours(simd.load(a, 0), simd.load(b, 0)))
     simd.store(two, 0, simd.load_pairs(words, 1, 27))
-    simd.store(zipped, 0, simd.load_zipped(words, 1, 20, 11))
+    simd.store(zipped, 0, simd.load_zipped(words, 1, 11, 20, 10))
 
 
 @needs_bf16
@@ -202,7 +202,7 @@ def test_pairs_of_bfloat16():
     assert np.array_equal(pairs, floats(bits(np.stack([a, B], axis=1))).ravel(), equal_nan=True)
     assert np.array_equal(neighbours, floats(bits(np.concatenate([a, B]))), equal_nan=True)
     assert two.tolist() == [*range(2, 29)] + 5 * [0]
-    assert zipped.tolist() == [x for j in range(11) for x in (2 + j, 21 + j)] + 10 * [0]
+    assert zipped.tolist() == [x for j in range(10) for x in (2 + j, 21 + j)] + [12] + 11 * [0]
 
 
 @njit()
