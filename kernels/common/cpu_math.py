@@ -13,6 +13,7 @@ from numba.extending import intrinsic
 
 from .cache import njit
 from .simd import power_of_two, rint, where_less
+from .spec import is_bf16
 
 F = np.float32
 FAST = {"contract", "nsz"}  # fused multiply-add, elementwise loops
@@ -117,6 +118,47 @@ def exp(x):
     p = p * r + F(1.6666665459e-1)
     p = p * r + F(5.0000001201e-1)
     return (p * r * r + r + F(1.0)) * power_of_two(n)
+
+
+@intrinsic
+def as_float(typingctx, x):
+    """A float32 as it is; a uint16 as the bfloat16 whose bits it holds."""
+    if x == types.float32:
+        return x(x), lambda context, builder, signature, args: args[0]
+
+    def codegen(context, builder, signature, args):
+        bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def stored_in(typingctx, array, x):
+    """The float32 x as an element of `array`: in uint16 the bits of the nearest bfloat16.
+
+    In integers, which any processor has. Of two that are as near it is the even one; NaN stays
+    NaN.
+    """
+    if array.dtype == types.float32:
+        return x(array, x), lambda context, builder, signature, args: args[1]
+
+    def codegen(context, builder, signature, args):
+        i32 = ir.IntType(32)
+        bits = builder.bitcast(args[1], i32)
+        odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
+        rounded = builder.add(bits, builder.add(odd, i32(0x7FFF)))
+        is_nan = builder.fcmp_unordered("uno", args[1], args[1])
+        quiet = builder.or_(bits, i32(0x400000))
+        return builder.trunc(builder.lshr(builder.select(is_nan, quiet, rounded), i32(16)),
+                             ir.IntType(16))
+
+    return types.uint16(array, types.float32), codegen
+
+
+def words(array: np.ndarray) -> np.ndarray:
+    """The array itself, or bfloat16 as the uint16 that Numba knows."""
+    return array.view(np.uint16) if is_bf16(array) else array
 
 
 def flat(array: np.ndarray) -> np.ndarray:

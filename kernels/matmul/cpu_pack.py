@@ -24,26 +24,32 @@ from ..common.simd import (
     transpose,
 )
 
+STRIP = 64  # rows that are packed at the same time, if their panels are not wider
+
 
 @njit(parallel=True)
 def pack(panels, width, source, along, rows, K, first, terms, pair):
     """Pack terms `first` to `first + terms` of all rows; `pair` is the number of terms in a word.
 
-    source is flat, of float32 or uint16, and panels of float32 or int32.
+    source is flat, of float32 or uint16, and panels of float32 or int32. A task is a strip of
+    some panels, so that all of a cache line is used while it is there.
     """
     words = (terms + pair - 1) // pair
-    for panel in prange((rows + width - 1) // width):
-        row = panel * width
-        target = pointer(panels, row * words)
+    strip = max(1, STRIP // width) * width
+    for task in prange((rows + strip - 1) // strip):
+        row = task * strip
         if along:
-            _pack_along(target, width, pointer(source, row * K + first), K, rows - row, terms, pair)
+            for r in range(0, min(strip, rows - row), width):
+                _pack_along(pointer(panels, (row + r) * words), width,
+                            pointer(source, (row + r) * K + first), K, rows - row - r, terms, pair)
         else:
-            _pack_across(target, width, pointer(source, first * rows + row), rows, rows - row,
-                         terms, pair)
+            _pack_across(pointer(panels, row * words), strip, width,
+                         pointer(source, first * rows + row), rows, rows - row, terms, pair)
 
 
 @njit()
 def _pack_along(target, width, source, K, rows, terms, pair):
+    """One panel."""
     lines = registers_of(target, LANES)
     words = (terms + pair - 1) // pair
     for r in range(0, width, LANES):
@@ -58,11 +64,14 @@ def _pack_along(target, width, source, K, rows, terms, pair):
 
 
 @njit()
-def _pack_across(target, width, source, step, rows, terms, pair):
-    for t in range((terms + pair - 1) // pair):
-        for r in range(0, width, LANES):
-            line = _columns(source, t * pair * step + r, step, rows - r, terms - t * pair)
-            store_first(target, t * width + r, line, width - r)
+def _pack_across(target, strip, width, source, step, rows, terms, pair):
+    """A strip of panels, those of them that have rows."""
+    words = (terms + pair - 1) // pair
+    for t in range(words):
+        for row in range(0, min(strip, rows), width):
+            for r in range(row, row + width, LANES):
+                line = _columns(source, t * pair * step + r, step, rows - r, terms - t * pair)
+                store_first(target, row * words + t * width + r - row, line, row + width - r)
 
 
 def _neighbours(source, at, left):

@@ -22,7 +22,7 @@ from numba import get_num_threads, prange
 
 from ..common.cache import njit
 from ..common.cpu_features import RUNG
-from ..common.cpu_math import F, flat, pointer, stack_array
+from ..common.cpu_math import F, flat, pointer, stack_array, words
 from ..common.simd import (
     LANES,
     broadcast,
@@ -38,7 +38,7 @@ from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
 from .cpu_pack import pack
 
-ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
+ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (12, 2)
 COLUMNS = VECTORS * LANES
 DEPTH = 512
 PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
@@ -51,37 +51,53 @@ _NONE = np.empty(0, np.float32)
 _thread = threading.local()
 
 
-def linear(y, pre_gelu, x, w, bias, residual, epilogue: int, transpose_w: bool) -> None:
-    """y = x·w + bias, or x·wᵀ + bias, and the epilogue; absent arrays are None."""
-    terms = x.shape[1]
-    sums = y
-    if is_bf16(y) and terms > 2 * DEPTH:
-        sums = _scratch("sums", np.float32, y.size)
-    _product(y, sums, x, True, w, transpose_w, pre_gelu, bias, residual, epilogue, True)
+def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
+    """y = x·w + bias, or x·wᵀ + bias, and what follows; see cpu.forward."""
+    epilogue = _epilogue(pre_gelu, residual)
+    _product(y, x, True, w, transpose_w, pre_gelu, bias, residual, epilogue, True)
+
+
+def input_gradient(dx, dy, w, pre_gelu, transpose_w: bool) -> None:
+    """dx = dy·wᵀ, or dy·w, times GELU'(pre_gelu) if that is given."""
+    epilogue = PLAIN if pre_gelu is None else SLOPE
+    _product(dx, dy, True, w, not transpose_w, pre_gelu, None, None, epilogue, True)
 
 
 def add_product(dw, a, b) -> None:
     """dw [rows, columns] += aᵀ·b for a [M, rows] and b [M, columns]."""
-    _product(dw, dw, a, False, b, False, None, None, None, PLAIN, False)
+    _product(dw, a, False, b, False, None, None, None, PLAIN, False)
 
 
-def _product(c, sums, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
+def finish_row(y, pre_gelu, sums, bias, residual) -> None:
+    """Bias, and GELU or residual, on sums [N] of one row."""
+    sums = np.append(sums, np.zeros(COLUMNS, np.float32))  # read in whole vectors
+    _finish_row(*_epilogue_arrays(y, pre_gelu, bias, residual), sums, y.size,
+                _epilogue(pre_gelu, residual))
+
+
+def _epilogue(pre_gelu, residual) -> int:
+    if pre_gelu is not None:
+        return GELU
+    return PLAIN if residual is None else RESIDUAL
+
+
+def _epilogue_arrays(c, pre_gelu, bias, residual):
+    """Flat; what is absent is empty, or of the type of C."""
+    pre_gelu = c if pre_gelu is None else pre_gelu
+    return (*(flat(words(a)) for a in (c, pre_gelu)),
+            *(_NONE if a is None else flat(a) for a in (bias, residual)))
+
+
+def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
     (M, N), K = c.shape, a.shape[a_along]
     word, pair = (np.int32, 2) if is_bf16(a) else (np.float32, 1)
-    words = -(-K // pair)
-    blocks = -(-words // DEPTH)
-    depth = -(-words // (blocks * LANES)) * LANES  # blocks of one length, in whole vectors
-    a_panels = _scratch("a", word, -(-M // ROWS) * ROWS * depth)
-    b_panels = _scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth)
-    arrays = [_NONE if array is None else _words(array) for array in (bias, residual)]
-    pre_gelu = _words(c if pre_gelu is None else pre_gelu)  # of the same type in any case
-    product(_words(c), _words(sums), _words(a), a_along, _words(b), b_along, pre_gelu, *arrays,
-            M, N, K, pair, depth, epilogue, fresh, a_panels, b_panels, get_num_threads())
-
-
-def _words(array) -> np.ndarray:
-    """Flat, and bfloat16 as the uint16 that Numba knows."""
-    return flat(array).view(np.uint16 if is_bf16(array) else array.dtype)
+    blocks = -(-K // (DEPTH * pair))
+    depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
+    sums = flat(c) if not is_bf16(c) else _scratch("sums", np.float32, c.size * (blocks > 1))
+    product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, flat(words(a)), a_along,
+            flat(words(b)), b_along, M, N, K, pair, depth, epilogue, fresh,
+            _scratch("a", word, -(-M // ROWS) * ROWS * depth),
+            _scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
 
 
 def _scratch(name: str, dtype: type, size: int) -> np.ndarray:
@@ -94,19 +110,19 @@ def _scratch(name: str, dtype: type, size: int) -> np.ndarray:
 
 
 @njit()
-def product(c, sums, a, a_along, b, b_along, pre_gelu, bias, residual, M, N, K, pair, depth,
+def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
             epilogue, fresh, a_panels, b_panels, threads):
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
         pack(a_panels, ROWS, a, a_along, M, K, first, terms, pair)
         pack(b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
-        _multiply(c, sums, pre_gelu, bias, residual, M, N, (terms + pair - 1) // pair,
+        _multiply(c, pre_gelu, bias, residual, sums, M, N, (terms + pair - 1) // pair,
                   epilogue, fresh and first == 0, first + terms == K, a_panels, b_panels, threads)
 
 
 @njit(parallel=True)
-def _multiply(c, sums, pre_gelu, bias, residual, M, N, words, epilogue, fresh, last, a_panels,
+def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, last, a_panels,
               b_panels, threads):
     rows = (M + ROWS - 1) // ROWS
     columns = (N + COLUMNS - 1) // COLUMNS
@@ -125,7 +141,7 @@ def _multiply(c, sums, pre_gelu, bias, residual, M, N, words, epilogue, fresh, l
             for i in range(top, min(top + high, rows)):
                 _sum_tile(tile, pointer(a_panels, i * ROWS * words),
                           pointer(b_panels, j * COLUMNS * words), words)
-                _finish(c, sums, pre_gelu, bias, residual, tile, i * ROWS, j * COLUMNS, M, N,
+                _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
                         epilogue, fresh, last)
 
 
@@ -148,7 +164,7 @@ def _sum_tile(tile, a, b, words):
 
 
 @njit()
-def _finish(c, sums, pre_gelu, bias, residual, tile, row, column, M, N, epilogue, fresh, last):
+def _finish(c, pre_gelu, bias, residual, sums, tile, row, column, M, N, epilogue, fresh, last):
     """Add a tile to the sums so far; if it is the last, write C with what follows the product.
 
     GELU: the sum goes to pre_gelu, its GELU to C; RESIDUAL: another array is added; SLOPE: times
@@ -174,3 +190,10 @@ def _finish(c, sums, pre_gelu, bias, residual, tile, row, column, M, N, epilogue
             elif epilogue == SLOPE:
                 value = value * gelu_slope(load_first(pre_gelu, at, count))
             store_first(c, at, value, count)
+
+
+@njit()
+def _finish_row(c, pre_gelu, bias, residual, sums, N, epilogue):
+    for column in range(0, N, COLUMNS):
+        _finish(c, pre_gelu, bias, residual, sums, pointer(sums, column), 0, column, 1, N,
+                epilogue, True, True)
