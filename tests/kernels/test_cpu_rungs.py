@@ -29,6 +29,6 @@ def test_the_accuracy_suite_is_green_on(rung):
          "from kernels.common import cpu_features\n"
          f"assert cpu_features.RUNG == {rung!r}, cpu_features.RUNG\n"
          "sys.exit(pytest.main(sys.argv[1:]))",
-         "-n", "0", "-q", "-k", "not gpu and not oracle_in", *(str(TESTS / file) for file in files)],
+         "-n", "0", "-q", "-k", "not gpu and not oracle_in", *(TESTS / file for file in files)],
         env=environment, cwd=TESTS.parents[1], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-1000:]
