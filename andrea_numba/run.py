@@ -25,7 +25,7 @@ from .initialize import expected_first_loss
 from .lock import NAME as LOCK
 from .lock import RunLock
 from .log import Console, EventLog, read_events
-from .memory import HOST
+from .memory import HostMemory
 from .metrics import byte_size, duration, peak_memory
 from .program import StopRequest
 from .sampler import Sampling
@@ -308,7 +308,7 @@ class Run:
         self.save()
         if not self._done_before("run.sample"):
             self._sample()
-        kind = "memory" if trainer.memory is HOST else "host memory"
+        kind = "memory" if isinstance(trainer.memory, HostMemory) else "host memory"
         self._say(f"done: {trainer.step_count} steps, {duration(trainer.seconds)} in steps, "
                   f"peak {kind} {byte_size(peak_memory())}; log and checkpoint in {self.folder}")
 

@@ -2,10 +2,13 @@
 
 import math
 
+import numpy as np
 from numba import prange
 
 from ..common.cache import njit
-from ..common.cpu_math import BLOCK, FAST, F
+from ..common.cpu_math import BLOCK, FAST, F, stored_in, words
+
+_NONE = np.empty(0, np.uint16)
 
 
 def update(weights, weights_bf16, m, v, grads, norm, rates, n_decay: int, beta1: float,
@@ -13,21 +16,23 @@ def update(weights, weights_bf16, m, v, grads, norm, rates, n_decay: int, beta1:
     """One step on flat float32 arrays [P], in place; decoupled decay on [0, n_decay) only.
 
     norm [1] is the norm of grads, from kernels.grad_norm; nothing changes if it is not finite.
-    rates [3] are lr, correction1 and correction2. weights_bf16, which GPUs write, is None.
+    rates [3] are lr, correction1 and correction2. weights_bf16, if not None, gets the weights
+    rounded.
     """
     lr, correction1, correction2 = rates.tolist()
     length = float(norm[0])
     if not math.isfinite(length):
         return
     grad_scale = clip / length if 0 < clip < length else 1.0
-    _update(weights, m, v, grads, n_decay, F(1.0 - lr * weight_decay), F(lr / correction1),
-            F(1.0 / correction2), F(beta1), F(1.0 - beta1), F(beta2), F(1.0 - beta2), F(eps),
-            F(grad_scale))
+    weights_bf16 = _NONE if weights_bf16 is None else words(weights_bf16)
+    _update(weights, weights_bf16, m, v, grads, n_decay, F(1.0 - lr * weight_decay),
+            F(lr / correction1), F(1.0 / correction2), F(beta1), F(1.0 - beta1), F(beta2),
+            F(1.0 - beta2), F(eps), F(grad_scale))
 
 
 @njit(parallel=True, fastmath=FAST)
-def _update(weights, m, v, grads, n_decay, keep, step, inverse2, beta1, gain1, beta2, gain2, eps,
-            grad_scale):
+def _update(weights, weights_bf16, m, v, grads, n_decay, keep, step, inverse2, beta1, gain1, beta2,
+            gain2, eps, grad_scale):
     size = weights.size
     for block in prange((size + BLOCK - 1) // BLOCK):
         lo = block * BLOCK
@@ -48,3 +53,7 @@ def _update(weights, m, v, grads, n_decay, keep, step, inverse2, beta1, gain1, b
                 m_[i] = mean
                 v_[i] = square
                 w_[i] = factor * w_[i] - step * mean / (math.sqrt(square * inverse2) + eps)
+        rounded = weights_bf16[lo:hi]
+        w_ = weights[lo:hi]
+        for i in range(rounded.size):
+            rounded[i] = stored_in(rounded, w_[i])

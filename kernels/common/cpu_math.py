@@ -1,4 +1,4 @@
-"""Scalar float32 functions for CPU kernels, written so that LLVM vectorises loops over them.
+"""Float32 functions for CPU kernels, of a number in a loop that LLVM vectorises, or of a vector.
 
 Numba calls the C library for exp and tanh, one element at a time (2.7 and 15 ns each). The
 polynomial below costs 0.2 to 0.3 ns per element inside a vectorised loop.
@@ -12,6 +12,8 @@ from numba.core.errors import RequireLiteralValue
 from numba.extending import intrinsic
 
 from .cache import njit
+from .simd import power_of_two, rint, where_less
+from .spec import is_bf16
 
 F = np.float32
 FAST = {"contract", "nsz"}  # fused multiply-add, elementwise loops
@@ -19,34 +21,8 @@ FAST_SUM = {"contract", "nsz", "reassoc"}  # also sums in vector lanes; NaN and 
 BLOCK = 8192  # elements of one task of a flat loop; fixed, so bits do not depend on threads
 
 _LOG2_E = F(1.4426950408889634)
-_ROUND = F(12582912.0)  # 1.5 * 2**23: the low mantissa bits of n + _ROUND hold the integer n
 _LOWEST = F(-126.0)  # 2**-126 is the smallest normal number
 _HIGHEST = F(127.0)
-
-
-@intrinsic
-def rint(typingctx, x):
-    """Nearest integer as float32. A call, not the add-and-subtract trick: fastmath undoes that."""
-
-    def codegen(context, builder, signature, args):
-        function = builder.module.declare_intrinsic("llvm.rint", [ir.FloatType()])
-        return builder.call(function, args)
-
-    return types.float32(types.float32), codegen
-
-
-@intrinsic
-def power_of_two_from_bits(typingctx, x):
-    """2**n from x = n + 1.5 * 2**23, by moving n into the exponent; no float to int cast, whose
-    result for NaN would be undefined."""
-
-    def codegen(context, builder, signature, args):
-        i32 = ir.IntType(32)
-        bits = builder.bitcast(args[0], i32)
-        exponent = builder.shl(bits, ir.Constant(i32, 23))
-        return builder.bitcast(builder.add(exponent, ir.Constant(i32, 0x3F800000)), ir.FloatType())
-
-    return types.float32(types.float32), codegen
 
 
 @intrinsic
@@ -97,7 +73,7 @@ def stack_array(typingctx, size):
 
 @intrinsic
 def pointer(typingctx, array, start):
-    """C pointer to element `start` of a contiguous float32 array: `p = pointer(a, 8); p[i]`.
+    """C pointer to element `start` of a contiguous array: `p = pointer(a, 8); p[i]`.
 
     Indexing it is one addition: no test for a negative index, no slice to cut to size. The array
     must stay alive elsewhere.
@@ -107,25 +83,22 @@ def pointer(typingctx, array, start):
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         return builder.gep(data, [args[1]])
 
-    return types.CPointer(types.float32)(array, types.intp), codegen
+    return types.CPointer(array.dtype)(array, types.intp), codegen
 
 
 @njit(fastmath=FAST, forceinline=True)
 def exp2(x):
     """2**x, relative error below 2e-7 on [-126, 127]; 0 below -126; NaN stays NaN."""
-    tiny = x < _LOWEST
-    x = _LOWEST if x < _LOWEST else x
-    x = _HIGHEST if x > _HIGHEST else x
-    n = rint(x)
-    r = x - n
-    p = F(1.535336188319500e-4)
-    p = p * r + F(1.339887440266574e-3)
+    near = where_less(x, _LOWEST, _LOWEST, x)
+    near = where_less(_HIGHEST, near, _HIGHEST, near)
+    n = rint(near)
+    r = near - n
+    p = r * F(1.535336188319500e-4) + F(1.339887440266574e-3)
     p = p * r + F(9.618437357674640e-3)
     p = p * r + F(5.550332471162809e-2)
     p = p * r + F(2.402264791363012e-1)
     p = p * r + F(6.931472028550421e-1)
-    y = (p * r + F(1.0)) * power_of_two_from_bits(n + _ROUND)
-    return F(0.0) if tiny else y
+    return where_less(x, _LOWEST, F(0.0), (p * r + F(1.0)) * power_of_two(n))
 
 
 @njit(fastmath=FAST, forceinline=True)
@@ -134,18 +107,58 @@ def exp(x):
 
     ln 2 is subtracted in two parts (Cody and Waite), the remainder goes to Cephes' polynomial.
     """
-    x = F(-87.0) if x < F(-87.0) else x
-    x = F(88.0) if x > F(88.0) else x
+    x = where_less(x, F(-87.0), F(-87.0), x)
+    x = where_less(F(88.0), x, F(88.0), x)
     n = rint(x * _LOG2_E)
     r = x - n * F(0.693359375)
     r = r - n * F(-2.12194440e-4)
-    p = F(1.9875691500e-4)
-    p = p * r + F(1.3981999507e-3)
+    p = r * F(1.9875691500e-4) + F(1.3981999507e-3)
     p = p * r + F(8.3334519073e-3)
     p = p * r + F(4.1665795894e-2)
     p = p * r + F(1.6666665459e-1)
     p = p * r + F(5.0000001201e-1)
-    return (p * r * r + r + F(1.0)) * power_of_two_from_bits(n + _ROUND)
+    return (p * r * r + r + F(1.0)) * power_of_two(n)
+
+
+@intrinsic
+def as_float(typingctx, x):
+    """A float32 as it is; a uint16 as the bfloat16 whose bits it holds."""
+    if x == types.float32:
+        return x(x), lambda context, builder, signature, args: args[0]
+
+    def codegen(context, builder, signature, args):
+        bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
+        return builder.bitcast(bits, ir.FloatType())
+
+    return types.float32(types.uint16), codegen
+
+
+@intrinsic
+def stored_in(typingctx, array, x):
+    """The float32 x as an element of `array`: in uint16 the bits of the nearest bfloat16.
+
+    In integers, which any processor has. Of two that are as near it is the even one; NaN stays
+    NaN.
+    """
+    if array.dtype == types.float32:
+        return x(array, x), lambda context, builder, signature, args: args[1]
+
+    def codegen(context, builder, signature, args):
+        i32 = ir.IntType(32)
+        bits = builder.bitcast(args[1], i32)
+        odd = builder.and_(builder.lshr(bits, i32(16)), i32(1))
+        rounded = builder.add(bits, builder.add(odd, i32(0x7FFF)))
+        is_nan = builder.fcmp_unordered("uno", args[1], args[1])
+        quiet = builder.or_(bits, i32(0x400000))
+        return builder.trunc(builder.lshr(builder.select(is_nan, quiet, rounded), i32(16)),
+                             ir.IntType(16))
+
+    return types.uint16(array, types.float32), codegen
+
+
+def words(array: np.ndarray) -> np.ndarray:
+    """The array itself, or bfloat16 as the uint16 that Numba knows."""
+    return array.view(np.uint16) if is_bf16(array) else array
 
 
 def flat(array: np.ndarray) -> np.ndarray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from .checks import check_arguments, check_scalar
-from .spec import Arguments, Function, is_bf16
+from .spec import Arguments, Function, has_bf16, is_bf16
 
 DLPACK_CUDA = 2  # DLPack's number for memory of an NVIDIA GPU
 _PLACE = {"cpu": "host memory", "gpu": "device memory"}
@@ -81,9 +81,10 @@ def _call_gpu(package: str, name: str, function: Function, arguments: dict[str, 
 
 def _refuse_bf16(function: Function, arguments: Arguments) -> None:
     for name in function.arrays:
-        if arguments[name] is not None and is_bf16(arguments[name]):
-            raise TypeError(f"{name} is bfloat16, which only device arrays may be; "
+        if arguments[name] is not None and is_bf16(arguments[name]) and not has_bf16("cpu"):
+            raise TypeError(f"{name} is bfloat16, and this processor has no avx512_bf16; "
                             f"convert it with {name}.astype(np.float32)")
+
 
 def _backend(function: Function, arguments: Arguments) -> str:
     """"cpu" or "gpu", from the first array; every other array must be of the same kind."""

@@ -4,7 +4,7 @@ One table per function says what its arrays are. The documentation, the argument
 public functions, the tests and the bench all read that table. Beside `FUNCTIONS`, a spec holds
 
     CASES, BENCH_CASES   tuples of dicts: a size for every symbol of the shapes, and options;
-                         with precision="bf16" the operands are bfloat16, on the GPU only
+                         with precision="bf16" the operands are bfloat16, on a GPU or a CPU that can
     make_inputs(rng, case) -> dict    inputs by argument name, in float64 (ids: int32); an output
                          is named only to say that it is None in this case
     GRADIENTS            {gradient: argument of forward}, as computed by backward
@@ -132,10 +132,19 @@ def is_bf16(array: Any) -> bool:
     return array.dtype == BFLOAT16
 
 
-def cases_of(spec: Any, name: str, backend: str = "cpu") -> tuple[Case, ...]:
-    """The cases of one function of an op; those in bfloat16 are for the backend "gpu"."""
+def cases_of(spec: Any, name: str, backend: str = "oracle") -> tuple[Case, ...]:
+    """The cases of one function of an op that a backend can compute."""
     cases = spec.FUNCTIONS[name].cases or spec.CASES
-    return tuple(case for case in cases if backend == "gpu" or case.get("precision") != "bf16")
+    return tuple(case for case in cases if case.get("precision") != "bf16" or has_bf16(backend))
+
+
+def has_bf16(backend: str) -> bool:
+    """Whether operands of this backend may be bfloat16."""
+    if backend != "cpu":
+        return backend == "gpu"
+    from .cpu_features import BF16
+
+    return BF16
 
 
 def label(case: Case) -> str:

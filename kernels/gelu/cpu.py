@@ -8,6 +8,7 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_math import BLOCK, FAST, F, exp, flat
+from ..common.simd import where_less
 from .oracle import TAIL
 
 _C = F(-2.0 * math.sqrt(2.0 / math.pi))  # -2u = v * (_C + _C3 * v^2)
@@ -27,8 +28,19 @@ def backward(dx, dy, x) -> None:
 
 @njit(fastmath=FAST, forceinline=True)
 def gelu(v):
-    """GELU of one float32."""
-    return F(0.0) if v < _LEFT else v / (F(1.0) + exp(v * (_C + _C3 * (v * v))))
+    """GELU of a float32, or of each lane of a vector."""
+    return where_less(v, _LEFT, F(0.0), v / (F(1.0) + exp(v * (_C + _C3 * (v * v)))))
+
+
+@njit(fastmath=FAST, forceinline=True)
+def gelu_slope(v):
+    """GELU' of a float32, or of each lane of a vector."""
+    e = exp(v * (_C + _C3 * (v * v)))
+    s = F(1.0) / (F(1.0) + e)
+    # s (1 - s) d(2u)/dv, with 1 - s = e s free of cancellation
+    slope = (e * s) * s * (v * (-_C - F(3.0) * _C3 * (v * v)))
+    s = where_less(_RIGHT, v, F(1.0), s + slope)  # beyond, slope overflows
+    return where_less(v, _LEFT, F(0.0), s)
 
 
 @njit(parallel=True, fastmath=FAST)
@@ -61,10 +73,4 @@ def _backward(dx, dy, x, in_place):
             for i in range(gradient.size):
                 gradient[i] = upstream[i]
         for i in range(gradient.size):
-            v = value[i]
-            e = exp(v * (_C + _C3 * (v * v)))
-            s = F(1.0) / (F(1.0) + e)
-            # s (1 - s) d(2u)/dv, with 1 - s = e s free of cancellation
-            slope = (e * s) * s * (v * (-_C - F(3.0) * _C3 * (v * v)))
-            s = F(1.0) if v > _RIGHT else s + slope  # beyond, slope overflows
-            gradient[i] *= F(0.0) if v < _LEFT else s
+            gradient[i] *= gelu_slope(value[i])

@@ -1,80 +1,199 @@
-"""The product of two matrices on the threads of Numba: C = A·B, or C += A·B.
+"""The product of two matrices in vectors, on the threads of Numba: C = A·B, or C += A·B.
 
-A task is a block of rows of C times one panel of 32 columns. It packs K_BLOCK rows of its panel
-of B at a time on its stack (32 KB) and reads A in place, by strides, so that a transposed operand
-costs next to nothing. Each element of C is the sum, in order, of the sums over K_BLOCK terms:
-its bits depend neither on the number of threads nor on the block of rows they were given.
+    for DEPTH words of the terms at a time:
+        pack A into panels of ROWS rows, and B into panels of COLUMNS columns     (cpu_pack)
+        for each panel of B, for each panel of A: a tile of C, sums in registers
+
+A word is one term in float32 and two in bfloat16, whose products are summed in float32 all the
+same. A tile of 8 x 48 sums fills 24 of the 32 registers of AVX-512, and one of 6 x 16 fills 12 of
+the 16 that AVX2 has; of its loads B's are used ROWS times, and A's COLUMNS times. What follows a
+product, bias, GELU or a residual stream, is done while the tile is in the cache.
+
+Each element of C is the sum, in order, of the sums over DEPTH words: its bits depend neither on
+the number of threads nor on the tasks that they were given. Scratch, kept for each calling thread:
+both operands of DEPTH words, 20 MB for the head of andrea-120m; and C in float32 where C itself is
+bfloat16 and has more terms than that.
 """
 
-from numba import prange
+import threading
+
+import numpy as np
+from numba import get_num_threads, prange
 
 from ..common.cache import njit
-from ..common.cpu_math import FAST, F, pointer, stack_array
-from ..common.cpu_tile import PANEL, multiply_add
+from ..common.cpu_features import RUNG
+from ..common.cpu_math import F, flat, pointer, stack_array, words
+from ..common.simd import (
+    LANES,
+    broadcast,
+    load,
+    load_first,
+    multiply_add,
+    registers,
+    registers_of,
+    store,
+    store_first,
+)
+from ..common.spec import is_bf16
+from ..gelu.cpu import gelu, gelu_slope
+from .cpu_pack import pack
 
-K_BLOCK = 256
-_PACKED = K_BLOCK * PANEL
-_LINE = 16  # float32 of a cache line
-_LINES = _LINE * PANEL
-_MIN_ROWS = 32  # of a task: fewer and packing B would cost more than it gains
+ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (12, 2)
+COLUMNS = VECTORS * LANES
+DEPTH = 512
+PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
+MOST_PANELS = 64, 8  # of A and of B that a task multiplies
+TASKS = 4  # for each thread, at least, where there are as many tiles
+_SUMS = ROWS * VECTORS
+_TILE = ROWS * COLUMNS
+_NONE = np.empty(0, np.float32)
+
+_thread = threading.local()
 
 
-@njit(parallel=True, fastmath=FAST)
-def product(c, a, a_row, a_column, b, b_row, b_column, size, fresh, threads):
-    """C = A·B (fresh) or C += A·B; size is (M, N, K).
+def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
+    """y = x·w + bias, or x·wᵀ + bias, and what follows; see cpu.forward."""
+    epilogue = _epilogue(pre_gelu, residual)
+    _product(y, x, True, w, transpose_w, pre_gelu, bias, residual, epilogue, True)
 
-    All arrays are flat: c [M*N], A[m, k] = a[m * a_row + k * a_column], B[k, n] = b[k * b_row +
-    n * b_column].
+
+def input_gradient(dx, dy, w, pre_gelu, transpose_w: bool) -> None:
+    """dx = dy·wᵀ, or dy·w, times GELU'(pre_gelu) if that is given."""
+    epilogue = PLAIN if pre_gelu is None else SLOPE
+    _product(dx, dy, True, w, not transpose_w, pre_gelu, None, None, epilogue, True)
+
+
+def add_product(dw, a, b) -> None:
+    """dw [rows, columns] += aᵀ·b for a [M, rows] and b [M, columns]."""
+    _product(dw, a, False, b, False, None, None, None, PLAIN, False)
+
+
+def finish_row(y, pre_gelu, sums, bias, residual) -> None:
+    """Bias, and GELU or residual, on sums [N] of one row."""
+    sums = np.append(sums, np.zeros(COLUMNS, np.float32))  # read in whole vectors
+    _finish_row(*_epilogue_arrays(y, pre_gelu, bias, residual), sums, y.size,
+                _epilogue(pre_gelu, residual))
+
+
+def _epilogue(pre_gelu, residual) -> int:
+    if pre_gelu is not None:
+        return GELU
+    return PLAIN if residual is None else RESIDUAL
+
+
+def _epilogue_arrays(c, pre_gelu, bias, residual):
+    """Flat; what is absent is empty, or of the type of C."""
+    pre_gelu = c if pre_gelu is None else pre_gelu
+    return (*(flat(words(a)) for a in (c, pre_gelu)),
+            *(_NONE if a is None else flat(a) for a in (bias, residual)))
+
+
+def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
+    (M, N), K = c.shape, a.shape[a_along]
+    word, pair = (np.int32, 2) if is_bf16(a) else (np.float32, 1)
+    blocks = -(-K // (DEPTH * pair))
+    depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
+    sums = flat(c) if not is_bf16(c) else _scratch("sums", np.float32, c.size * (blocks > 1))
+    product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, flat(words(a)), a_along,
+            flat(words(b)), b_along, M, N, K, pair, depth, epilogue, fresh,
+            _scratch("a", word, -(-M // ROWS) * ROWS * depth),
+            _scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
+
+
+def _scratch(name: str, dtype: type, size: int) -> np.ndarray:
+    """Memory of the calling thread by name, kept for its next product and grown when needed."""
+    kept = getattr(_thread, name, None)
+    if kept is None or kept.size < size:
+        kept = np.empty(size, np.float32)
+        setattr(_thread, name, kept)
+    return kept[:size].view(dtype)
+
+
+@njit()
+def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
+            epilogue, fresh, a_panels, b_panels, threads):
+    """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
+    for first in range(0, K, depth * pair):
+        terms = min(depth * pair, K - first)
+        pack(a_panels, ROWS, a, a_along, M, K, first, terms, pair)
+        pack(b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
+        _multiply(c, pre_gelu, bias, residual, sums, M, N, (terms + pair - 1) // pair,
+                  epilogue, fresh and first == 0, first + terms == K, a_panels, b_panels, threads)
+
+
+@njit(parallel=True)
+def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, last, a_panels,
+              b_panels, threads):
+    rows = (M + ROWS - 1) // ROWS
+    columns = (N + COLUMNS - 1) // COLUMNS
+    high, wide = MOST_PANELS  # panels of a task
+    while wide > 1 and ((rows + high - 1) // high) * ((columns + wide - 1) // wide) < (
+            TASKS * threads):
+        wide //= 2
+    while high > 1 and ((rows + high - 1) // high) * columns < TASKS * threads:
+        high //= 2
+    down = (rows + high - 1) // high
+    for task in prange(down * ((columns + wide - 1) // wide)):
+        across = task // down
+        top = (task - across * down) * high
+        tile = stack_array(_TILE)
+        for j in range(across * wide, min((across + 1) * wide, columns)):
+            for i in range(top, min(top + high, rows)):
+                _sum_tile(tile, pointer(a_panels, i * ROWS * words),
+                          pointer(b_panels, j * COLUMNS * words), words)
+                _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
+                        epilogue, fresh, last)
+
+
+@njit()
+def _sum_tile(tile, a, b, words):
+    """tile = the sums of a panel of A times a panel of B."""
+    sums = registers(_SUMS)
+    line = registers_of(b, VECTORS)
+    for i in range(_SUMS):
+        sums[i] = broadcast(F(0.0))
+    for k in range(words):
+        for j in range(VECTORS):
+            line[j] = load(b, k * COLUMNS + j * LANES)
+        for i in range(ROWS):
+            x = broadcast(a[k * ROWS + i])
+            for j in range(VECTORS):
+                sums[i * VECTORS + j] = multiply_add(sums[i * VECTORS + j], x, line[j])
+    for i in range(_SUMS):
+        store(tile, i * LANES, sums[i])
+
+
+@njit()
+def _finish(c, pre_gelu, bias, residual, sums, tile, row, column, M, N, epilogue, fresh, last):
+    """Add a tile to the sums so far; if it is the last, write C with what follows the product.
+
+    GELU: the sum goes to pre_gelu, its GELU to C; RESIDUAL: another array is added; SLOPE: times
+    GELU'(pre_gelu).
     """
-    M, N, _ = size
-    panels = (N + PANEL - 1) // PANEL
-    blocks = min((4 * threads + panels - 1) // panels, (M + _MIN_ROWS - 1) // _MIN_ROWS)
-    rows = ((M + blocks - 1) // blocks + 3) // 4 * 4
-    blocks = (M + rows - 1) // rows
-    for task in prange(blocks * panels):
-        block = task // panels
-        column = (task - block * panels) * PANEL
-        row = block * rows
-        _task(c, a, a_row, a_column, b, b_row, b_column, size, fresh, row, min(rows, M - row),
-              column)
+    for i in range(min(ROWS, M - row)):
+        for j in range(0, min(COLUMNS, N - column), LANES):
+            at = (row + i) * N + column + j
+            count = N - column - j
+            value = load(tile, i * COLUMNS + j)
+            if not fresh:
+                value = value + load_first(sums, at, count)
+            if not last:
+                store_first(sums, at, value, count)
+                continue
+            if bias.size > 0:
+                value = value + load_first(bias, column + j, count)
+            if epilogue == GELU:
+                store_first(pre_gelu, at, value, count)
+                value = gelu(value)
+            elif epilogue == RESIDUAL:
+                value = value + load_first(residual, at, count)
+            elif epilogue == SLOPE:
+                value = value * gelu_slope(load_first(pre_gelu, at, count))
+            store_first(c, at, value, count)
 
 
-@njit(fastmath=FAST)
-def _task(c, a, a_row, a_column, b, b_row, b_column, size, fresh, row, rows, column):
-    _, N, K = size
-    panel = stack_array(_PACKED)
-    columns = min(PANEL, N - column)
-    for k in range(0, K, K_BLOCK):
-        terms = min(K_BLOCK, K - k)
-        _pack(panel, b, k * b_row + column * b_column, b_row, b_column, terms, columns)
-        multiply_add(c, row * N + column, N, rows, columns, a, row * a_row + k * a_column, a_row,
-                     a_column, terms, panel, fresh and k == 0)
-
-
-@njit(fastmath=FAST)
-def _pack(panel, b, start, b_row, b_column, terms, columns):
-    """panel[k * 32 + j] = B[k, j], zeros from `columns` on."""
-    lines = stack_array(_LINES)  # nothing overlaps it, so that loops between it and b vectorise
-    if columns < PANEL:
-        for i in range(_LINES):
-            lines[i] = F(0.0)
-    for k in range(0, terms, _LINE):
-        count = min(_LINE, terms - k)
-        if b_column == 1 and columns == PANEL:
-            for q in range(count):
-                source = pointer(b, start + (k + q) * b_row)
-                for i in range(PANEL):
-                    lines[i] = source[i]
-                for i in range(PANEL):
-                    panel[(k + q) * PANEL + i] = lines[i]
-            continue
-        for j in range(columns):  # a transposed B: one of its cache lines at a time
-            source = pointer(b, start + k * b_row + j * b_column)
-            if count == _LINE:
-                for i in range(_LINE):
-                    lines[i * PANEL + j] = source[i * b_row]
-            else:
-                for i in range(count):
-                    lines[i * PANEL + j] = source[i * b_row]
-        for i in range(count * PANEL):
-            panel[k * PANEL + i] = lines[i]
+@njit()
+def _finish_row(c, pre_gelu, bias, residual, sums, N, epilogue):
+    for column in range(0, N, COLUMNS):
+        _finish(c, pre_gelu, bias, residual, sums, pointer(sums, column), 0, column, 1, N,
+                epilogue, True, True)

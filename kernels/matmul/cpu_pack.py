@@ -1,0 +1,97 @@
+"""Packing an operand of a product: its rows into panels, zeros where there are none.
+
+An operand has `rows` rows of K terms, and lies in memory along K, [rows, K], or across, [K, rows].
+A panel holds `width` rows word by word, so that the product reads it front to back:
+
+    panel[t * width + r] = word t of row r
+
+A word is one float32, or a pair of bfloat16 that are neighbours along K. Rows that lie along K are
+turned 16 x 16 words at a time; those that lie across are copied, or two of them zipped into pairs.
+"""
+
+from numba import prange, types
+from numba.extending import overload
+
+from ..common.cache import njit
+from ..common.cpu_math import pointer
+from ..common.simd import (
+    LANES,
+    load_first,
+    load_pairs,
+    load_zipped,
+    registers_of,
+    store_first,
+    transpose,
+)
+
+STRIP = 64  # rows that are packed at the same time, if their panels are not wider
+
+
+@njit(parallel=True)
+def pack(panels, width, source, along, rows, K, first, terms, pair):
+    """Pack terms `first` to `first + terms` of all rows; `pair` is the number of terms in a word.
+
+    source is flat, of float32 or uint16, and panels of float32 or int32. A task is a strip of
+    some panels, so that all of a cache line is used while it is there.
+    """
+    words = (terms + pair - 1) // pair
+    strip = max(1, STRIP // width) * width
+    for task in prange((rows + strip - 1) // strip):
+        row = task * strip
+        if along:
+            for r in range(0, min(strip, rows - row), width):
+                _pack_along(pointer(panels, (row + r) * words), width,
+                            pointer(source, (row + r) * K + first), K, rows - row - r, terms, pair)
+        else:
+            _pack_across(pointer(panels, row * words), strip, width,
+                         pointer(source, first * rows + row), rows, rows - row, terms, pair)
+
+
+@njit()
+def _pack_along(target, width, source, K, rows, terms, pair):
+    """One panel."""
+    lines = registers_of(target, LANES)
+    words = (terms + pair - 1) // pair
+    for r in range(0, width, LANES):
+        for t in range(0, words, LANES):
+            for i in range(LANES):
+                left = terms - t * pair if r + i < min(width, rows) else 0
+                lines[i] = _neighbours(source, (r + i) * K + t * pair, left)
+            transpose(lines)
+            for i in range(LANES):
+                if t + i < words:
+                    store_first(target, (t + i) * width + r, lines[i], width - r)
+
+
+@njit()
+def _pack_across(target, strip, width, source, step, rows, terms, pair):
+    """A strip of panels, those of them that have rows."""
+    words = (terms + pair - 1) // pair
+    for t in range(words):
+        for row in range(0, min(strip, rows), width):
+            for r in range(row, row + width, LANES):
+                line = _columns(source, t * pair * step + r, step, rows - r, terms - t * pair)
+                store_first(target, row * words + t * width + r - row, line, row + width - r)
+
+
+def _neighbours(source, at, left):
+    """16 words of a row from `at` on, where `left` terms are left."""
+
+
+@overload(_neighbours, jit_options={"forceinline": True})
+def _(source, at, left):
+    if source.dtype == types.uint16:
+        return lambda source, at, left: load_pairs(source, at, left)
+    return lambda source, at, left: load_first(source, at, left)
+
+
+def _columns(source, at, step, rows, left):
+    """A word of each of 16 rows, side by side from `at` on, of which `rows` are there."""
+
+
+@overload(_columns, jit_options={"forceinline": True})
+def _(source, at, step, rows, left):
+    if source.dtype == types.uint16:
+        return lambda source, at, step, rows, left: load_zipped(
+            source, at, rows, at + step, rows if left > 1 else 0)
+    return lambda source, at, step, rows, left: load_first(source, at, rows)
