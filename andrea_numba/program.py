@@ -137,7 +137,7 @@ def run_program(name: str, action: Callable[[], int], smaller: str = "") -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        text = str(error).replace("\n", "\\n")
+        text = "\\n".join(str(error).splitlines())
         say(f"{name}: error: {text[:MAX_LINE]}")
         return 2
     except WrongKernel as error:
