@@ -68,6 +68,8 @@ def _parse(argv: Sequence[str] | None) -> GenerateConfig:
     if len(tasks) > 1:
         first, second = ("--" + name.replace("_", "-") for name in tasks[:2])
         raise UserError(f"{first} and {second} are both given: choose one")
+    if "" in (config.score, config.export):
+        raise UserError("--score and --export need a name; an empty one was given")
     if "" in config.stop:
         raise UserError("--stop '': an empty text is found everywhere; leave --stop out instead")
     return config
@@ -105,7 +107,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     from .generate import prompt_ids
     from .optimizer import as_operands
     from .parameters import ParameterTable
-    from .score import Scorer, write_scores
+    from .score import Scorer, open_text, write_scores
     from .start import load_kernels
 
     loaded = interchange.open_model(config.checkpoint, say)
@@ -120,6 +122,10 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         raise UserError(f"{loaded.path} names no tokenizer, so it cannot read or write text; it "
                         "can be trained (--init-from) and exported")
     ids = prompt_ids(tokenizer, prompt)
+    if config.score is not None:
+        text = open_text(config.score, tokenizer)
+        for notice in text.notices:
+            say(notice)
     chosen = device.choose(config.device, config.precision, config.graph, SMALLER)
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
@@ -132,7 +138,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         p = ParameterTable(loaded.model).views(weights, as_operands(chosen.memory, weights))
         if config.score is not None:
             scorer = Scorer(loaded.model, p, chosen.ops, chosen.memory)
-            write_scores(config.score, scorer, tokenizer, config.json, _write, say)
+            say(write_scores(text, scorer, config.json, _write))
             return
         decoder = Decoder(loaded.model, p, chosen.ops, cache=config.cache, memory=chosen.memory)
         _write_samples(config, prompt, decoder, tokenizer)

@@ -16,7 +16,7 @@ import numpy as np
 from . import model
 from .buffers import PRECISIONS, Buffers
 from .config import ModelConfig
-from .data import prepare
+from .data import Dataset, prepare
 from .errors import UserError
 from .evaluate import bits_per_byte
 from .sources import open_sources
@@ -84,18 +84,20 @@ class Scorer:
         receive(ids, losses)
 
 
-def write_scores(file: str, scorer: Scorer, tokenizer, as_json: bool,
-                 write: Callable[[str], None], say: Callable[[str], None]) -> None:
-    """Score a text file; `write` gets a line for each token, `say` the summary.
+def open_text(file: str, tokenizer) -> Dataset:
+    """A text file, or `.jsonl` documents, to be scored: the ids are its part `train`. UserError
+    for one that cannot be read, or holds no text or characters that the tokenizer does not know."""
+    return prepare(open_sources([file]), tokenizer.name, 0.0, 0, tokenizer=tokenizer)
 
-    A line is `log p <TAB> id <TAB> text`, the text as a JSON string, log p in nats. With `as_json`
-    it is an object of the same, and the summary a last object. Raises UserError for a file that
-    cannot be read, or holds no text or characters that the tokenizer does not know, before
-    anything is written.
+
+def write_scores(text: Dataset, scorer: Scorer, as_json: bool, write: Callable[[str], None]
+                 ) -> str:
+    """Score a text; `write` gets a line for each token. Returns the summary in one line.
+
+    A line is `log p <TAB> id <TAB> text`, log p in nats, the text as a JSON string. With `as_json`
+    it is an object of the same, and the last one holds the summary.
     """
-    dataset = prepare(open_sources([file]), "", 0.0, 0, tokenizer=tokenizer)
-    for notice in dataset.notices:
-        say(notice)
+    tokenizer = text.tokenizer
     texts: dict[int, str] = {}
 
     def receive(ids: np.ndarray, losses: np.ndarray) -> None:
@@ -105,14 +107,14 @@ def write_scores(file: str, scorer: Scorer, tokenizer, as_json: bool,
                 # A piece of a character is shown as Python shows bytes.
                 texts[token] = json.dumps(tokenizer.token_bytes(token)
                                           .decode("utf-8", "backslashreplace"))
-            text = texts[token]
-            lines.append(f'{{"log_p": {-nats:.6f}, "id": {token}, "text": {text}}}\n' if as_json
-                         else f"{-nats:.6f}\t{token}\t{text}\n")
+            shown = texts[token]
+            lines.append(f'{{"log_p": {-nats:.6f}, "id": {token}, "text": {shown}}}\n' if as_json
+                         else f"{-nats:.6f}\t{token}\t{shown}\n")
         write("".join(lines))
 
-    summary = scorer.score(dataset.train, tokenizer, receive).summary()
+    summary = scorer.score(text.train, tokenizer, receive).summary()
     if as_json:
         write(json.dumps({"summary": summary}) + "\n")
-    say(f"{file}: {summary['tokens']:,} tokens, {summary['bytes']:,} bytes; loss "
-        f"{summary['loss']:.4f} nats per token, perplexity {summary['perplexity']:.4g}, "
-        f"{summary['bits_per_byte']:.4f} bits per byte")
+    return (f"{summary['tokens']:,} tokens, {summary['bytes']:,} bytes; loss "
+            f"{summary['loss']:.4f} nats per token, perplexity {summary['perplexity']:.4g}, "
+            f"{summary['bits_per_byte']:.4f} bits per byte")

@@ -1,4 +1,6 @@
 """`andrea-generate --score`: every token once, in bytes that compare, on stdout as data."""
+# Fixtures of another file are named again where they are used:
+# ruff: noqa: F811
 
 import json
 import math
@@ -38,7 +40,7 @@ def scores(out):
     return [(float(log_p), int(token), json.loads(text)) for log_p, token, text in rows]
 
 
-def test_every_token_once_and_as_the_decoder_says(cli, byte_run, file):  # noqa: F811
+def test_every_token_once_and_as_the_decoder_says(cli, byte_run, file):
     """In windows of the context, each begun with the token before it."""
     code, out, err = cli(byte_run, "--score", str(file))
     assert code == 0
@@ -57,12 +59,12 @@ def test_every_token_once_and_as_the_decoder_says(cli, byte_run, file):  # noqa:
         assert log_p == pytest.approx(expected, abs=1e-4)
     nats = -sum(log_p for log_p, _, _ in rows)
     assert err.splitlines()[-1] == (
-        f"{file}: {len(raw)} tokens, {len(raw)} bytes; loss {nats / len(raw):.4f} nats per token, "
+        f"{len(raw)} tokens, {len(raw)} bytes; loss {nats / len(raw):.4f} nats per token, "
         f"perplexity {math.exp(nats / len(raw)):.4g}, "
         f"{nats / len(raw) / math.log(2):.4f} bits per byte")
 
 
-def test_json_says_the_same(cli, byte_run, file):  # noqa: F811
+def test_json_says_the_same(cli, byte_run, file):
     rows = scores(text_of(cli(byte_run, "--score", str(file))))
     *lines, last = map(json.loads, text_of(cli(byte_run, "--score", str(file), "--json"))
                        .splitlines())
@@ -73,7 +75,7 @@ def test_json_says_the_same(cli, byte_run, file):  # noqa: F811
     assert summary["perplexity"] == pytest.approx(math.exp(summary["loss"]))
 
 
-def test_bytes_count_where_tokens_are_characters(cli, char_run, tmp_path):  # noqa: F811
+def test_bytes_count_where_tokens_are_characters(cli, char_run, tmp_path):
     (tmp_path / "a.txt").write_text("HELLO WORLD" * 20)
     out = text_of(cli(char_run, "--score", str(tmp_path / "a.txt"), "--json"))
     summary = json.loads(out.splitlines()[-1])["summary"]
@@ -81,12 +83,12 @@ def test_bytes_count_where_tokens_are_characters(cli, char_run, tmp_path):  # no
     assert summary["bits_per_byte"] == pytest.approx(summary["loss"] / math.log(2))
 
 
-def test_a_single_character_is_a_text(cli, char_run, tmp_path):  # noqa: F811
+def test_a_single_character_is_a_text(cli, char_run, tmp_path):
     (tmp_path / "a.txt").write_text("A")
     assert len(text_of(cli(char_run, "--score", str(tmp_path / "a.txt"))).splitlines()) == 1
 
 
-def test_what_cannot_be_scored(cli, char_run, tmp_path):  # noqa: F811
+def test_what_cannot_be_scored(cli, char_run, tmp_path):
     file = tmp_path / "a.txt"
     file.write_bytes(b"")
     assert_refused(cli(char_run, "--score", str(file)), "is empty")
@@ -99,7 +101,7 @@ def test_what_cannot_be_scored(cli, char_run, tmp_path):  # noqa: F811
     assert_refused(cli(char_run, "--score", "a", "--prompt", "A"), "--prompt and --score")
 
 
-def test_a_reader_that_has_enough(byte_run, tmp_path):  # noqa: F811
+def test_a_reader_that_has_enough(byte_run, tmp_path):
     (tmp_path / "a.txt").write_text(TEXT * 40)
     process = subprocess.Popen([sys.executable, STARTER, byte_run, "--score", "a.txt"],
                                cwd=tmp_path, env=ENVIRONMENT, stdout=subprocess.PIPE,
@@ -110,7 +112,7 @@ def test_a_reader_that_has_enough(byte_run, tmp_path):  # noqa: F811
     assert process.wait() == 0 and "Traceback" not in said
 
 
-def test_exported_models_score_alike(byte_run, file, tmp_path):  # noqa: F811
+def test_exported_models_score_alike(byte_run, file, tmp_path):
     """Through the programs: exported, and scored from the folder."""
     result = run_program("andrea-generate", byte_run, "--export", "folder", cwd=tmp_path)
     assert result.returncode == 0 and result.stdout == "", result.stderr
