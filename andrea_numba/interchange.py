@@ -10,7 +10,7 @@ import shutil
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
-from . import checkpoint, huggingface, legacy
+from . import checkpoint, huggingface, huggingface_tokenizer, legacy
 from .checkpoint import Checkpoint
 from .checkpoint_files import METADATA, flush, read_json, write_file
 from .config import TrainConfig
@@ -66,10 +66,12 @@ def export(model: Checkpoint, path: str) -> list[str]:
         _write_folder(target, contents)
     except OSError as error:
         raise UserError(f"cannot write {target}: {error.strerror or error}") from None
-    if "tokenizer.json" in contents:
-        return []
-    return ["transformers has no tokenizer that splits text as this model's does; "
-            + ("it is in andrea_tokenizer.json alone" if model.tokenizer else "none is written")]
+    if model.tokenizer is None:
+        return ["the model names no tokenizer: none is written"]
+    if "tokenizer.json" not in contents:
+        return ["transformers has no tokenizer that splits text as this one does: it is in "
+                f"{huggingface_tokenizer.OURS} alone"]
+    return []
 
 
 def _write_folder(target: Path, contents: Mapping[str, Iterable]) -> None:
