@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,7 @@ def name_of(name: str) -> str:
 
 def is_folder(path: Path) -> bool:
     """Whether this is a folder of `transformers`, or was meant to be one."""
-    return any((path / name).exists() for name in (CONFIG, INDEX, "pytorch_model.bin"))
+    return any(os.path.exists(path / name) for name in (CONFIG, INDEX, "pytorch_model.bin"))
 
 
 # Writing

@@ -26,9 +26,9 @@ def open_model(path: str, say: Callable[[str], None]) -> Checkpoint:
     `say` gets notices. Raises UserError for everything else, and for what is damaged.
     """
     given = Path(path)
-    if path and given.is_file():
+    if os.path.isfile(path):
         return _open_legacy(given)
-    if path and huggingface.is_folder(given) and not (given / METADATA).exists():
+    if path and huggingface.is_folder(given) and not os.path.exists(given / METADATA):
         return huggingface.load(given)
     return checkpoint.newest(path, say)
 

@@ -86,6 +86,8 @@ def encode(model: ModelConfig, step: int, arrays: list[np.ndarray]) -> Iterator[
     if _layout(table.count, "this model has") != model:
         raise UserError(f"this model has {table.count:,} parameters, as another variant of the "
                         "presets has: the legacy format cannot hold it")
+    if step >= 1 << 31:
+        raise UserError(f"step {step:,} is more than the legacy format can hold")
     yield step.to_bytes(4, "little") + table.count.to_bytes(4, "little")
     for flat in arrays:
         for piece in _pieces(model, table.unpadded(flat)):
