@@ -2,9 +2,8 @@
 
 Runs where `torch` and `transformers` are installed; elsewhere it is skipped. From the checkout:
 
-    python3 -m venv .venv-interop
-    .venv-interop/bin/pip install '.[test]' 'torch==2.13.0+cpu' transformers
-    .venv-interop/bin/python -m pytest -n 0 -s tests/interop
+    python3 -m venv ../interop && ../interop/bin/pip install '.[test]' torch transformers
+    ../interop/bin/python -m pytest -n 0 -s tests/interop
 """
 
 from __future__ import annotations
