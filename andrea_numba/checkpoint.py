@@ -33,12 +33,13 @@ _BESIDE_TENSORS = 1 << 20  # bytes of a checkpoint, ample for all but giant voca
 
 @dataclass
 class Checkpoint:
-    """A loaded checkpoint. `weights` is flat float32 [table.size]."""
+    """A loaded checkpoint. `weights` is flat float32 [table.size]; `tokenizer` is None only for a
+    model of another format that names none."""
 
     path: Path
     step: int
     config: TrainConfig
-    tokenizer: tokenizers.Tokenizer
+    tokenizer: tokenizers.Tokenizer | None
     weights: np.ndarray
     state: dict[str, Any] = field(default_factory=dict)
 

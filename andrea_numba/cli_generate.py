@@ -22,7 +22,7 @@ from . import args
 from .config import GenerateConfig, check_limits
 from .environment import prepare_threads
 from .errors import UserError
-from .program import abandon_stdout, run_program, say
+from .program import abandon_stdout, raising_on_signals, run_program, say
 
 PROGRAM = "andrea-generate"
 SMALLER = "--no-cache takes less memory, a smaller model too"
@@ -34,6 +34,11 @@ examples:
   andrea-generate --prompt "Once upon a time"
   andrea-generate runs/stories --temperature 0 --max-tokens 50
   andrea-generate --prompt-file letter.txt --num-samples 3 --json > samples.jsonl
+  andrea-generate runs/stories --score book.txt > tokens.tsv
+  andrea-generate runs/stories --export gpt2-folder
+
+--score writes a line for each token (log p in nats, id, text as a JSON string), with --json an
+object, and says loss, perplexity and bits per byte at the end, with --json in a last object too.
 
 A prompt that begins with a dash needs the form --prompt=-TEXT.
 Exit codes: 0 done, 2 something to correct, 130 interrupted."""
@@ -58,8 +63,13 @@ def _parse(argv: Sequence[str] | None) -> GenerateConfig:
     args.add_options(parser, config, positional="checkpoint")
     args.apply_flags(config, parser.parse(argv))
     check_limits(config)
-    if config.prompt is not None and config.prompt_file is not None:
-        raise UserError("--prompt and --prompt-file are both given: choose one")
+    tasks = [name for name in ("prompt", "prompt_file", "score", "export")
+             if getattr(config, name) is not None]
+    if len(tasks) > 1:
+        first, second = ("--" + name.replace("_", "-") for name in tasks[:2])
+        raise UserError(f"{first} and {second} are both given: choose one")
+    if "" in (config.score, config.export):
+        raise UserError("--score and --export need a name; an empty one was given")
     if "" in config.stop:
         raise UserError("--stop '': an empty text is found everywhere; leave --stop out instead")
     return config
@@ -92,16 +102,30 @@ def _decoded(raw: bytes, source: str) -> str:
 
 
 def _generate(config: GenerateConfig, prompt: str) -> None:
-    from . import checkpoint, device
+    from . import device, interchange
     from .decoder import Decoder
     from .generate import prompt_ids
     from .optimizer import as_operands
     from .parameters import ParameterTable
+    from .score import Scorer, open_text, write_scores
     from .start import load_kernels
 
-    loaded = checkpoint.newest(config.checkpoint, say)
+    loaded = interchange.open_model(config.checkpoint, say)
+    if config.export is not None:
+        with raising_on_signals():
+            notices = interchange.export(loaded, config.export)
+        for line in (*notices, f"{loaded.path}, step {loaded.step}, written to {config.export}"):
+            say(line)
+        return
     tokenizer = loaded.tokenizer
+    if tokenizer is None:
+        raise UserError(f"{loaded.path} names no tokenizer, so it cannot read or write text; it "
+                        "can be trained (--init-from) and exported")
     ids = prompt_ids(tokenizer, prompt)
+    if config.score is not None:
+        text = open_text(config.score, tokenizer)
+        for notice in text.notices:
+            say(notice)
     chosen = device.choose(config.device, config.precision, config.graph, SMALLER)
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
@@ -109,9 +133,13 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         say(f"the prompt has {len(ids)} tokens; the model sees the last {loaded.model.context}")
     with chosen.memory.queue():
         if config.max_tokens:
-            load_kernels(chosen, loaded.model, batch=1, training=False)
+            load_kernels(chosen, loaded.model, 1, training=config.score is not None)
         weights = chosen.memory.put(loaded.weights)
         p = ParameterTable(loaded.model).views(weights, as_operands(chosen.memory, weights))
+        if config.score is not None:
+            scorer = Scorer(loaded.model, p, chosen.ops, chosen.memory)
+            say(write_scores(text, scorer, config.json, _write))
+            return
         decoder = Decoder(loaded.model, p, chosen.ops, cache=config.cache, memory=chosen.memory)
         _write_samples(config, prompt, decoder, tokenizer)
 

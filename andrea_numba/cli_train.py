@@ -32,6 +32,7 @@ examples:
   andrea-train book.txt --tokenizer char --steps 1000
   andrea-train texts/ --preset andrea-12m --plan
   andrea-train --resume
+  andrea-train letters.txt --init-from runs/book --lr 1e-4 --min-lr 1e-5
 
 Exit codes: 0 done, 1 a bug, 2 something to correct, 3 diverged, 4 the last state could not be
 saved; 129, 130 and 143 interrupted by SIGHUP, SIGINT or SIGTERM: a run in training finishes its
@@ -97,7 +98,31 @@ def _main(argv: Sequence[str] | None) -> int:
         from .run import check_new
 
         check_new(folder)
-    return _run(config, given, folder, None)
+    return _run(config, given, folder, _initial(config, given))
+
+
+def _initial(config: TrainConfig, given):
+    """For --init-from: the model, whose shape and tokenizer the config takes over; else None."""
+    if not config.run.init_from:
+        return None
+    from .interchange import open_model, with_context
+
+    initial = open_model(config.run.init_from, say)
+    flags = vars(given)
+    if flags.get("context", initial.model.context) != initial.model.context:
+        initial = with_context(initial, flags["context"])
+    own = dataclasses.asdict(initial.model)
+    if initial.tokenizer is None:
+        say(f"{initial.path} names no tokenizer: --tokenizer {config.data.tokenizer} is taken")
+    else:
+        own["tokenizer"] = config.data.tokenizer = initial.tokenizer.name
+    for name, value in own.items():
+        if flags.get(name, value) != value:
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} {flags[name]} differs from the {value} of {initial.path}; "
+                            "leave it out, or begin without --init-from")
+    config.model = dataclasses.replace(initial.model)
+    return initial
 
 
 def _threads(config: TrainConfig, given) -> int:
@@ -139,24 +164,25 @@ def _resume(config: TrainConfig, given) -> int:
         return _run(config, given, folder, resumed)
 
 
-def _run(config: TrainConfig, given, folder: Path | None, resumed) -> int:
-    """Train in `folder`, or for None in a new one below runs/; or only plan."""
+def _run(config: TrainConfig, given, folder: Path | None, loaded) -> int:
+    """Train in `folder`, or for None in a new one below runs/; or only plan. `loaded` is what is
+    resumed, or what --init-from names, or None."""
     from . import device
 
     run = config.run
     chosen = device.choose(run.device, run.precision, run.graph)
     say(chosen.line)
     with chosen.memory.queue():
-        return _on_device(config, given, chosen, folder, resumed)
+        return _on_device(config, given, chosen, folder, loaded)
 
 
-def _on_device(config: TrainConfig, given, chosen, folder: Path | None, resumed) -> int:
+def _on_device(config: TrainConfig, given, chosen, folder: Path | None, loaded) -> int:
     from . import checkpoint, plan
     from .parameters import ParameterTable
     from .run import check_writable
 
     with raising_on_signals():
-        corpus = _open_data(config, resumed)
+        corpus = _open_data(config, loaded)
     if given.show_tokens is not None:
         _show_tokens(corpus.dataset.tokenizer, given.show_tokens)
         return 0
@@ -169,24 +195,25 @@ def _on_device(config: TrainConfig, given, chosen, folder: Path | None, resumed)
         print(plan.report(config, chosen.ops, chosen.memory))
         return 0
     with raising_on_signals():
-        return _train(config, chosen, corpus, folder, resumed)
+        return _train(config, chosen, corpus, folder, loaded)
 
 
-def _open_data(config: TrainConfig, resumed):
+def _open_data(config: TrainConfig, loaded):
     """The corpus; sets a vocabulary left open, and checks that a resumed run keeps its text."""
     from .corpora import open_corpus
 
-    corpus = open_corpus(config.data, config.model.context, resumed and resumed.tokenizer,
+    tokenizer = loaded and loaded.tokenizer
+    corpus = open_corpus(config.data, config.model.context, tokenizer,
                          config.model.vocab_size)
     dataset, model = corpus.dataset, config.model
     for notice in dataset.notices:
         say(notice)
-    if resumed and resumed.state["fingerprint"] != dataset.fingerprint:
-        raise UserError(f"the text is not the one {resumed.path} was trained on; resume with the "
+    if config.run.resume and loaded.state["fingerprint"] != dataset.fingerprint:
+        raise UserError(f"the text is not the one {loaded.path} was trained on; resume with the "
                         "same data")
-    if resumed and resumed.tokenizer.to_dict() != dataset.tokenizer.to_dict():
-        raise UserError(f"the text was tokenised in another way than that of {resumed.path}; "
-                        "resume with the same data")
+    if tokenizer and tokenizer.to_dict() != dataset.tokenizer.to_dict():
+        raise UserError(f"the text was tokenised in another way than that of {loaded.path}; give "
+                        "the text itself, not its tokens")
     needed = dataset.tokenizer.vocab_size
     if not model.vocab_size:
         model.vocab_size = needed
@@ -221,14 +248,16 @@ def _load_kernels(chosen, config: TrainConfig) -> None:
         say("warning: Numba found no OpenMP (libgomp) and no TBB; its own thread pool is slower")
 
 
-def _train(config: TrainConfig, chosen, corpus, folder: Path | None, resumed) -> int:
+def _train(config: TrainConfig, chosen, corpus, folder: Path | None, loaded) -> int:
     from . import plot
     from .run import Run
     from .trainer import Trainer
 
     if config.log.plot and not plot.available():
         say(plot.HINT)
-    trainer = Trainer(config, chosen.ops, corpus.dataset, resumed, chosen.memory)
+    resumed = loaded if config.run.resume else None
+    trainer = Trainer(config, chosen.ops, corpus.dataset, resumed, chosen.memory,
+                      weights=loaded and loaded.weights)
     run, dataset = config.run, corpus.dataset
     if config.optimizer.warmup > run.steps / 2:
         say(f"the warm-up of {config.optimizer.warmup} steps takes more than half of the "

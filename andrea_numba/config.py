@@ -85,6 +85,8 @@ class RunConfig:
     graph: bool = option(True, "replay the steps of a GPU as CUDA graphs")
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
+    init_from: str = option("", "begin with the weights of this run, GPT-2 folder of transformers "
+                            "or legacy ANDREA file; the model's shape and tokenizer are its own")
     resume: bool = option(False, "continue the run in --out, or the newest run without --out")
     save_every: int = option(1000, "steps between checkpoints; 0 = only at the end", at_least=0)
     keep: int = option(1, "newest checkpoints that stay, beside the best one", at_least=1)
@@ -149,7 +151,8 @@ class TrainConfig:
 class GenerateConfig:
     """Everything `andrea-generate` can be told."""
 
-    checkpoint: str = option("", "checkpoint or run folder; default: the newest below runs/")
+    checkpoint: str = option("", "checkpoint or run folder, GPT-2 folder of transformers, or "
+                             "legacy ANDREA file; default: the newest run below runs/")
     prompt: str | None = option(None, "text to continue; empty = start of a document")
     prompt_file: str | None = option(None, "read the prompt from a file; - = standard input")
     max_tokens: int = option(200, "tokens to generate", at_least=0)
@@ -168,7 +171,11 @@ class GenerateConfig:
                             "auto is bf16 on a GPU", choices=("auto", "fp32", "bf16"))
     graph: bool = option(True, "replay the steps of a GPU as CUDA graphs")
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
-    json: bool = option(False, "one JSON object a sample on stdout")
+    json: bool = option(False, "one JSON object a sample, or a token of --score, on stdout")
+    score: str | None = option(None, "instead of generating: log p of every token of this text "
+                               "file, with perplexity and bits per byte")
+    export: str | None = option(None, "instead of generating: write a new folder that transformers "
+                                "loads as GPT-2, or a legacy ANDREA file if the name ends in .bin")
 
 
 def _andrea(d_model: int, n_head: int, n_layer: int, vocab_size: int) -> dict:

@@ -186,7 +186,7 @@ class Run:
 
     def _log_step(self, result: StepResult) -> None:
         steps = self.config.run.steps
-        if result.step == 1:
+        if result.step == 1 and not self.config.run.init_from:
             expected = expected_first_loss(self.config.model)
             self._say(f"first loss {result.loss:.3f}; {expected:.3f} is expected of a fresh model")
         first, seconds = self._logged

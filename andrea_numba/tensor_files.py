@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
@@ -24,9 +25,11 @@ from .parameters import ParameterTable
 _ENTRY = 160  # bytes that a tensor takes in a header at most, beside its name
 
 
-def encode(tensors: Mapping[str, np.ndarray]) -> Iterator:
+def encode(tensors: Mapping[str, np.ndarray],
+           metadata: Mapping[str, str] | None = None) -> Iterator:
     """The bytes of a file with these tensors, in pieces; those of the data are views of them."""
-    text = json.dumps(_header({name: tensor.shape for name, tensor in tensors.items()})).encode()
+    header = _header({name: tensor.shape for name, tensor in tensors.items()})
+    text = json.dumps(({"__metadata__": metadata} if metadata else {}) | header).encode()
     text += b" " * (-len(text) % 8)  # the data begin at a multiple of 8
     yield len(text).to_bytes(8, "little") + text
     for tensor in tensors.values():
@@ -42,16 +45,11 @@ def _header(shapes: Mapping[str, Sequence[int]]) -> dict[str, dict]:
     return header
 
 
-def check(file: Path, table: ParameterTable, prefixes: Sequence[str] = ("",)) -> None:
-    """UserError unless `file` has, by its header and its length, exactly the tensors of the table,
-    once for every prefix of their names."""
-    of_no_size = np.broadcast_to(np.float32(0), table.size)
-    shapes = {prefix + name: tensor.shape for prefix in prefixes
-              for name, tensor in table.unpadded(of_no_size).items()}
+def read_header(file: Path, limit: int) -> tuple[dict[str, Any], int]:
+    """What a file says of its tensors, in at most `limit` bytes, and where their data begin."""
     with open_regular(file) as stream:
         found = os.fstat(stream.fileno()).st_size
         length = int.from_bytes(stream.read(8), "little")
-        limit = sum(len(name) + _ENTRY for name in shapes)
         if length > min(found - 8, limit):
             raise UserError(f"{file} is not a checkpoint file, or not of this model: a header of "
                             f"{length} bytes is more than the {min(found, limit)} there can be")
@@ -63,6 +61,16 @@ def check(file: Path, table: ParameterTable, prefixes: Sequence[str] = ("",)) ->
                         f"{error}") from None
     if not isinstance(header, dict):
         raise UserError(f"{file} is not a checkpoint file: its header is not a JSON object")
+    return header, 8 + length
+
+
+def check(file: Path, table: ParameterTable, prefixes: Sequence[str] = ("",)) -> None:
+    """UserError unless `file` has, by its header and its length, exactly the tensors of the table,
+    once for every prefix of their names."""
+    of_no_size = np.broadcast_to(np.float32(0), table.size)
+    shapes = {prefix + name: tensor.shape for prefix in prefixes
+              for name, tensor in table.unpadded(of_no_size).items()}
+    header, start = read_header(file, sum(len(name) + _ENTRY for name in shapes))
     expected = _header(shapes)
     for name in sorted(header.keys() ^ expected.keys()):
         problem = "unknown" if name in header else "missing"
@@ -70,7 +78,7 @@ def check(file: Path, table: ParameterTable, prefixes: Sequence[str] = ("",)) ->
     for name, entry in expected.items():
         if header[name] != entry:
             raise UserError(f"{file}: tensor {name} is {header[name]!s:.200}; expected {entry}")
-    whole = 8 + length + entry["data_offsets"][1]
+    whole, found = start + entry["data_offsets"][1], file.stat().st_size
     if found != whole:
         raise UserError(f"{file} is not complete: expected {whole} bytes, found {found}")
 

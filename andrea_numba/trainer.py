@@ -65,15 +65,17 @@ class Trainer:
     """
 
     def __init__(self, config: TrainConfig, ops, dataset: Dataset,
-                 resumed: Checkpoint | None = None, memory=HOST):
+                 resumed: Checkpoint | None = None, memory=HOST,
+                 weights: np.ndarray | None = None):
+        """`weights`, flat [table.size], take the place of random initial ones."""
         run = config.run
         self.config, self.ops, self.dataset, self.memory = config, ops, dataset, memory
         self.table = ParameterTable(config.model)
-        if resumed is None:
+        if resumed is not None:
+            weights = resumed.weights
+        if weights is None:
             weights = self.table.zeros()
             initialize(self.table, weights, generator(run.seed, "init"))
-        else:
-            weights = resumed.weights
         self.weights = memory.put(weights)
         self.operands = as_operands(memory, self.weights)
         self.grads = memory.zeros(self.table.size)

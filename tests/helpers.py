@@ -14,6 +14,7 @@ import pytest
 
 from andrea_numba import checkpoint, model
 from andrea_numba.buffers import Buffers
+from andrea_numba.checkpoint import Checkpoint
 from andrea_numba.config import ModelConfig, TrainConfig
 from andrea_numba.data import Dataset, Document, prepare
 from andrea_numba.log import read_events
@@ -37,6 +38,24 @@ def random_parameters(table: ParameterTable, rng, scale: float = 0.3) -> np.ndar
     for name, tensor in table.unpadded(flat).items():
         tensor[...] = scale * rng.standard_normal(tensor.shape) + name.endswith("gamma")
     return flat
+
+
+def random_checkpoint(shape: ModelConfig, tokenizer=None, scale: float = 0.15) -> Checkpoint:
+    """A random model that was never saved."""
+    table = ParameterTable(shape)
+    weights = table.zeros()
+    weights[:] = random_parameters(table, np.random.default_rng(5), scale)
+    return Checkpoint(Path("random"), 0, TrainConfig(model=shape), tokenizer, weights)
+
+
+def logits(model_and_weights: Checkpoint, ids: np.ndarray) -> np.ndarray:
+    """What the CPU computes for token ids [B, T]: [B, T, vocabulary]."""
+    shape, ops = model_and_weights.model, op_table("cpu")
+    p = ParameterTable(shape).views(model_and_weights.weights)
+    a = Buffers(shape, *ids.shape, training=True).views(*ids.shape)
+    model.forward(ops, p, a, ids)
+    model.head(ops, p, a.logits, a.ln_f)
+    return a.logits.reshape(*ids.shape, -1)[..., :shape.vocab_size]
 
 
 def loss_and_gradient(backend: str, config: ModelConfig, weights: np.ndarray, ids, targets,

@@ -16,6 +16,7 @@ from andrea_numba.generate import generate_text
 from andrea_numba.memory import HOST
 from andrea_numba.program import run_program
 from andrea_numba.sampler import Sampling
+from andrea_numba.score import Scorer
 from andrea_numba.trainer import Diverged, Trainer
 from kernels.registry import op_table
 
@@ -157,6 +158,19 @@ def test_greedy_text_is_the_cpus(cuda, straight, cache):
         texts.append(generate_text(decoder, tokenizer, "The ", 8, Sampling(temperature=0),
                                    np.random.default_rng(0)).tokens)
     assert texts[0] == texts[1]
+
+
+def test_token_scores_are_the_cpus(cuda, straight):
+    trainer = straight["cpu"][0]
+    text, found = trainer.dataset.val[:27], []  # the last window is shorter
+    for ops, memory in ((op_table("cpu"), HOST), (cuda.ops, cuda.memory)):
+        p = trainer.table.views(memory.put(trainer.weights))
+        losses = []
+        total = Scorer(trainer.config.model, p, ops, memory).score(
+            text, trainer.dataset.tokenizer, lambda _, nats, to=losses: to.extend(nats.tolist()))
+        assert total.tokens == len(losses) == 27
+        found.append(losses)
+    assert found[0] == pytest.approx(found[1], abs=5e-6)
 
 
 def test_a_step_neither_stops_nor_allocates(make):
