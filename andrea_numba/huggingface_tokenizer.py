@@ -1,8 +1,8 @@
 """Our tokenizers in folders of the library `transformers`.
 
-`andrea_tokenizer.json` is what `to_dict()` gives, and all that we read back. `tokenizer.json` is
-for the library `tokenizers`, which splits text in another way than some of ours do: it is written
-only where it gives the same ids for every text, and the same text for all ids.
+`andrea_tokenizer.json` is what `to_dict()` gives, and what is read back. `tokenizer.json` is for
+the library `tokenizers`, which splits text in another way than some of ours do: it is written only
+where it gives the same ids for every text. Without the former it is read if it is a byte-level BPE.
 """
 
 from __future__ import annotations
@@ -12,10 +12,13 @@ from typing import Any
 
 from .checkpoint_files import read_json
 from .errors import UserError
-from .tokenizers import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from_dict
+from .tokenizers import Tokenizer, read_tokenizer, tokenizer_from_dict
+from .tokenizers.bpe import BpeTokenizer, byte_symbols
+from .tokenizers.byte import ByteTokenizer
+from .tokenizers.char import CharTokenizer
 
-OURS = "andrea_tokenizer.json"
-THEIRS = ("tokenizer.json", "vocab.json", "tokenizer.model", "vocab.txt")
+OURS, THEIRS = "andrea_tokenizer.json", "tokenizer.json"
+OTHERS = ("vocab.json", "tokenizer.model", "vocab.txt")  # of older versions of the library
 _DOCUMENT_END = "\n\n"  # how a document mark reads
 
 
@@ -24,21 +27,31 @@ def documents(tokenizer: Tokenizer, context: int) -> dict[str, dict[str, Any]]:
     files: dict[str, dict[str, Any]] = {OURS: tokenizer.to_dict()}
     make = EXACT.get(tokenizer.name)
     if make is not None:
-        files["tokenizer.json"] = make(tokenizer)
+        files[THEIRS] = make(tokenizer)
         files["tokenizer_config.json"] = {
             "tokenizer_class": "PreTrainedTokenizerFast", "model_max_length": context,
-            "clean_up_tokenization_spaces": False}
+            "clean_up_tokenization_spaces": False,
+            "split_special_tokens": True}  # the name of one inside a text is text
     return files
 
 
 def read(folder: Path) -> Tokenizer | None:
-    """The tokenizer of a folder, or None if there is none; UserError if it is not one of ours."""
+    """The tokenizer of a folder, or None if there is none; UserError if it cannot be read."""
     if (folder / OURS).exists():
         return tokenizer_from_dict(read_json((folder / OURS).resolve()))
-    for name in THEIRS:
+    if (folder / THEIRS).exists():
+        try:
+            tokenizer = read_tokenizer(folder / THEIRS)
+        except UserError as error:
+            raise UserError(f"{folder / THEIRS}: {error}. If andrea-generate --export has made "
+                            f"this model, copy {OURS} from there") from None
+        if tokenizer.document_mark is not None:
+            tokenizer.start_token = tokenizer.document_mark  # as GPT-2's texts begin
+        return tokenizer
+    for name in OTHERS:
         if (folder / name).exists():
-            raise UserError(f"{folder / name}: this tokenizer cannot be read; expected {OURS}. If "
-                            f"andrea-generate --export has made this model, copy {OURS} from there")
+            raise UserError(f"{folder / name} cannot be read; expected {OURS} or {THEIRS}, which "
+                            "AutoTokenizer.from_pretrained(...).save_pretrained(FOLDER) writes")
     return None
 
 
@@ -60,11 +73,8 @@ def _without_merges(vocabulary: list[str], pre_tokenizer: dict | None,
 
 
 def _byte(tokenizer: ByteTokenizer) -> dict[str, Any]:
-    # GPT-2 writes bytes that are not printable, in their order, as the characters from U+0100 on.
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = [chr(0x100 + others.index(byte)) if byte in others else chr(byte)
-               for byte in range(256)]
+    symbols = byte_symbols()
+    letters = sorted(symbols, key=symbols.get)
     mark = "".join(letters[byte] for byte in _DOCUMENT_END.encode())
     level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
              "use_regex": False}
@@ -77,4 +87,8 @@ def _char(tokenizer: CharTokenizer) -> dict[str, Any]:
     return _without_merges([*tokenizer.characters, *marks], None, {"type": "Fuse"})
 
 
-EXACT = {"byte": _byte, "char": _char}  # name to what makes tokenizer.json
+def _bpe(tokenizer: BpeTokenizer) -> dict[str, Any]:
+    return tokenizer.to_dict()["tokenizer"]
+
+
+EXACT = {"byte": _byte, "char": _char, "bpe": _bpe}  # name to what makes tokenizer.json

@@ -52,7 +52,7 @@ def _refusals() -> Iterator[None]:
                         f"{str(error)[:200]}") from None
 
 
-def _byte_symbols() -> dict[str, int]:
+def byte_symbols() -> dict[str, int]:
     """GPT-2's printable stand-in of each byte: itself if it is printable Latin-1, else the next
     character from U+0100 on."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
@@ -86,7 +86,7 @@ class BpeTokenizer(PieceTokenizer):
             raise UserError(f"this tokenizer has ids up to {largest:,} for {len(ids):,} tokens; "
                             f"expected different ones below {MAX_IDS:,}")
         pieces = [b""] * (largest + 1)
-        symbols = _byte_symbols()
+        symbols = byte_symbols()
         for token, number in ids.items():
             try:
                 pieces[number] = (token.encode() if token in special

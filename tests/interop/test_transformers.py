@@ -39,7 +39,7 @@ SHAPES = {
     "no biases": ModelConfig(24, 2, 2, 20, 50, bias=False),
 }
 TOKENIZERS = pytest.mark.parametrize(("name", "documents"), [
-    ("byte", 1), ("byte", 2), ("char", 1), ("char", 2)])
+    ("byte", 1), ("byte", 2), ("char", 1), ("char", 2), ("bpe", 1), ("bpe", 2)])
 EACH_SHAPE = pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
 
 
@@ -147,9 +147,23 @@ def test_tokens_there_are_ours(name, documents, tmp_path):
         assert theirs(text).input_ids == ids
         assert theirs.decode(ids) == text
     rng = np.random.default_rng(0)
+    mark = tokenizer.document_mark if name == "bpe" else None  # whose name is shown there
     for _ in range(200):
-        ids = rng.integers(0, tokenizer.vocab_size, 20).tolist()
+        ids = rng.integers(0, tokenizer.vocab_size, 20)
+        ids = ids[ids != mark].tolist()
         assert theirs.decode(ids) == tokenizer.decode(ids)
+
+
+def test_a_tokenizer_of_theirs_here(tmp_path):
+    """As in a folder of GPT-2: no file of ours, texts begin with the mark."""
+    tokenizer = build_tokenizer("bpe", [TEXT * 3], 2)
+    shape = ModelConfig(8, 1, 1, 256, tokenizer.vocab_size + 3)  # padded
+    exported(random_checkpoint(shape, tokenizer), tmp_path / "m")
+    (tmp_path / "m" / "andrea_tokenizer.json").unlink()
+    transformers.AutoTokenizer.from_pretrained(tmp_path / "m").save_pretrained(tmp_path / "m")
+    again = huggingface.load(tmp_path / "m").tokenizer
+    assert again.encode(TEXT).tolist() == tokenizer.encode(TEXT).tolist()
+    assert again.start_token == again.document_mark == tokenizer.document_mark
 
 
 @pytest.mark.parametrize("modules", ["kernels, transformers", "transformers, kernels"])
