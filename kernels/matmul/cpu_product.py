@@ -6,7 +6,7 @@
 
 A word is one term in float32 and two in bfloat16, whose products are summed in float32 all the
 same. A tile of 8 x 48 sums fills 24 of the 32 registers of AVX-512, and one of 6 x 16 fills 12 of
-the 16 that AVX2 has; of its loads B's are used ROWS times, and A's COLUMNS times. What follows a
+the 16 that AVX2 has; at the right edge of C it is as narrow as what is left. What follows a
 product, bias, GELU or a residual stream, is done while the tile is in the cache.
 
 Each element of C is the sum, in order, of the sums over DEPTH words: its bits depend neither on
@@ -38,13 +38,12 @@ from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
 from .cpu_pack import pack
 
-ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (12, 2)
+ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
 COLUMNS = VECTORS * LANES
 DEPTH = 512
 PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
 MOST_PANELS = 64, 8  # of A and of B that a task multiplies
 TASKS = 4  # for each thread, at least, where there are as many tiles
-_SUMS = ROWS * VECTORS
 _TILE = ROWS * COLUMNS
 _NONE = np.empty(0, np.float32)
 
@@ -109,14 +108,42 @@ def _scratch(name: str, dtype: type, size: int) -> np.ndarray:
     return kept[:size].view(dtype)
 
 
+def _make_sum_tile(vectors: int):
+    """The function of a tile whose panel of B has columns in so many vectors."""
+    count = ROWS * vectors
+
+    @njit()
+    def sum_tile(tile, a, b, words):
+        """tile = the sums of a panel of A times a panel of B."""
+        sums = registers(count)
+        line = registers_of(b, vectors)
+        for i in range(count):
+            sums[i] = broadcast(F(0.0))
+        for k in range(words):
+            for j in range(vectors):
+                line[j] = load(b, k * COLUMNS + j * LANES)
+            for i in range(ROWS):
+                x = broadcast(a[k * ROWS + i])
+                for j in range(vectors):
+                    sums[i * vectors + j] = multiply_add(sums[i * vectors + j], x, line[j])
+        for i in range(ROWS):
+            for j in range(vectors):
+                store(tile, i * COLUMNS + j * LANES, sums[i * vectors + j])
+
+    return sum_tile
+
+
+_sum_tile, _sum_narrow_tile, _sum_single_tile = (
+    _make_sum_tile(vectors) for vectors in (VECTORS, max(1, VECTORS - 1), 1))
+
+
 @njit()
 def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
             epilogue, fresh, a_panels, b_panels, threads):
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
-        pack(a_panels, ROWS, a, a_along, M, K, first, terms, pair)
-        pack(b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
+        pack(a_panels, ROWS, a, a_along, M, b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
         _multiply(c, pre_gelu, bias, residual, sums, M, N, (terms + pair - 1) // pair,
                   epilogue, fresh and first == 0, first + terms == K, a_panels, b_panels, threads)
 
@@ -139,28 +166,16 @@ def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, l
         tile = stack_array(_TILE)
         for j in range(across * wide, min((across + 1) * wide, columns)):
             for i in range(top, min(top + high, rows)):
-                _sum_tile(tile, pointer(a_panels, i * ROWS * words),
-                          pointer(b_panels, j * COLUMNS * words), words)
+                a = pointer(a_panels, i * ROWS * words)
+                b = pointer(b_panels, j * COLUMNS * words)
+                if N - j * COLUMNS > COLUMNS - LANES:
+                    _sum_tile(tile, a, b, words)
+                elif N - j * COLUMNS > LANES:
+                    _sum_narrow_tile(tile, a, b, words)
+                else:
+                    _sum_single_tile(tile, a, b, words)
                 _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
                         epilogue, fresh, last)
-
-
-@njit()
-def _sum_tile(tile, a, b, words):
-    """tile = the sums of a panel of A times a panel of B."""
-    sums = registers(_SUMS)
-    line = registers_of(b, VECTORS)
-    for i in range(_SUMS):
-        sums[i] = broadcast(F(0.0))
-    for k in range(words):
-        for j in range(VECTORS):
-            line[j] = load(b, k * COLUMNS + j * LANES)
-        for i in range(ROWS):
-            x = broadcast(a[k * ROWS + i])
-            for j in range(VECTORS):
-                sums[i * VECTORS + j] = multiply_add(sums[i * VECTORS + j], x, line[j])
-    for i in range(_SUMS):
-        store(tile, i * LANES, sums[i])
 
 
 @njit()
