@@ -36,7 +36,7 @@ from .bench_tiles import COLUMNS as COLUMNS_OF_TILES
 from .bench_tiles import rows as rows_of_tiles
 from .bench_torch import peer, product, torch
 from .common.gpus import CHIPS, Gpu, ceilings, least_seconds
-from .common.spec import BFLOAT16, Case, cases_of, label
+from .common.spec import BFLOAT16, Case, cases_of, has_bf16, label
 from .common.timing import copy_rate, measure, measure_gpu, processor_name
 from .common.verify import (
     ALIGNED_GUARD_WORDS,
@@ -69,7 +69,7 @@ def bench(op: str, backends: Iterable[str], quick: bool, gpu: str,
         if quick:  # the first of each precision
             cases = tuple({is_in_bf16(case): case for case in reversed(cases)}.values())
         for backend in (b for b in implementations(op) if b in backends):
-            timed = [case for case in cases if backend == "gpu" or not is_in_bf16(case)]
+            timed = [case for case in cases if has_bf16(backend) or not is_in_bf16(case)]
             faults = list(faults_of(op, name, backend, timed))
             if faults:
                 yield from faults
