@@ -4,10 +4,8 @@
         pack A into panels of ROWS rows, and B into panels of COLUMNS columns     (cpu_pack)
         for each panel of B, for each panel of A: a tile of C, sums in registers
 
-A word is one term in float32 and two in bfloat16, whose products are summed in float32 all the
-same. A tile of 8 x 48 sums fills 24 of the 32 registers of AVX-512, and one of 6 x 16 fills 12 of
-the 16 that AVX2 has; of its loads B's are used ROWS times, and A's COLUMNS times. What follows a
-product, bias, GELU or a residual stream, is done while the tile is in the cache.
+Words and tiles are those of common/cpu_tile. What follows a product, bias, GELU or a residual
+stream, is done while the tile is in the cache.
 
 Each element of C is the sum, in order, of the sums over DEPTH words: its bits depend neither on
 the number of threads nor on the tasks that they were given. Scratch, kept for each calling thread:
@@ -15,40 +13,23 @@ both operands of DEPTH words, 20 MB for the head of andrea-120m; and C in float3
 bfloat16 and has more terms than that.
 """
 
-import threading
-
 import numpy as np
 from numba import get_num_threads, prange
 
 from ..common.cache import njit
-from ..common.cpu_features import RUNG
-from ..common.cpu_math import F, flat, pointer, stack_array, words
-from ..common.simd import (
-    LANES,
-    broadcast,
-    load,
-    load_first,
-    multiply_add,
-    registers,
-    registers_of,
-    store,
-    store_first,
-)
+from ..common.cpu_math import flat, pointer, stack_array, words
+from ..common.cpu_tile import COLUMNS, ROWS, add_products, scratch, word_of
+from ..common.simd import LANES, load, load_first, store_first
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
 from .cpu_pack import pack
 
-ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (12, 2)
-COLUMNS = VECTORS * LANES
 DEPTH = 512
 PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
 MOST_PANELS = 64, 8  # of A and of B that a task multiplies
 TASKS = 4  # for each thread, at least, where there are as many tiles
-_SUMS = ROWS * VECTORS
 _TILE = ROWS * COLUMNS
 _NONE = np.empty(0, np.float32)
-
-_thread = threading.local()
 
 
 def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
@@ -90,23 +71,14 @@ def _epilogue_arrays(c, pre_gelu, bias, residual):
 
 def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
     (M, N), K = c.shape, a.shape[a_along]
-    word, pair = (np.int32, 2) if is_bf16(a) else (np.float32, 1)
+    word, pair = word_of(a)
     blocks = -(-K // (DEPTH * pair))
     depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
-    sums = flat(c) if not is_bf16(c) else _scratch("sums", np.float32, c.size * (blocks > 1))
+    sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, flat(words(a)), a_along,
             flat(words(b)), b_along, M, N, K, pair, depth, epilogue, fresh,
-            _scratch("a", word, -(-M // ROWS) * ROWS * depth),
-            _scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
-
-
-def _scratch(name: str, dtype: type, size: int) -> np.ndarray:
-    """Memory of the calling thread by name, kept for its next product and grown when needed."""
-    kept = getattr(_thread, name, None)
-    if kept is None or kept.size < size:
-        kept = np.empty(size, np.float32)
-        setattr(_thread, name, kept)
-    return kept[:size].view(dtype)
+            scratch("a", word, -(-M // ROWS) * ROWS * depth),
+            scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
 
 
 @njit()
@@ -139,28 +111,10 @@ def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, l
         tile = stack_array(_TILE)
         for j in range(across * wide, min((across + 1) * wide, columns)):
             for i in range(top, min(top + high, rows)):
-                _sum_tile(tile, pointer(a_panels, i * ROWS * words),
-                          pointer(b_panels, j * COLUMNS * words), words)
+                add_products(pointer(tile, 0), COLUMNS, pointer(a_panels, i * ROWS * words), 1,
+                             ROWS, pointer(b_panels, j * COLUMNS * words), words, True)
                 _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
                         epilogue, fresh, last)
-
-
-@njit()
-def _sum_tile(tile, a, b, words):
-    """tile = the sums of a panel of A times a panel of B."""
-    sums = registers(_SUMS)
-    line = registers_of(b, VECTORS)
-    for i in range(_SUMS):
-        sums[i] = broadcast(F(0.0))
-    for k in range(words):
-        for j in range(VECTORS):
-            line[j] = load(b, k * COLUMNS + j * LANES)
-        for i in range(ROWS):
-            x = broadcast(a[k * ROWS + i])
-            for j in range(VECTORS):
-                sums[i * VECTORS + j] = multiply_add(sums[i * VECTORS + j], x, line[j])
-    for i in range(_SUMS):
-        store(tile, i * LANES, sums[i])
 
 
 @njit()
