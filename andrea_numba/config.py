@@ -79,8 +79,8 @@ class RunConfig:
     steps: int = option(5500, "optimizer updates", at_least=1)
     seed: int = option(1337, "seed of initialisation, data order and samples", at_least=0)
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    precision: str = option("auto", "of the operands of products; bf16 is for GPUs, and auto is "
-                            "bf16 there", choices=("auto", "fp32", "bf16"))
+    precision: str = option("auto", "of the operands of products; bf16 needs a GPU or avx512_bf16, "
+                            "auto is bf16 on a GPU", choices=("auto", "fp32", "bf16"))
     graph: bool = option(True, "replay the steps of a GPU as CUDA graphs")
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
@@ -159,8 +159,8 @@ class GenerateConfig:
     seed: int = option(1337, "seed of the random streams", at_least=0)
     cache: bool = option(True, "keep keys and values of the tokens already read")
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
-    precision: str = option("auto", "of the operands of products; bf16 is for GPUs, and auto is "
-                            "bf16 there", choices=("auto", "fp32", "bf16"))
+    precision: str = option("auto", "of the operands of products; bf16 needs a GPU or avx512_bf16, "
+                            "auto is bf16 on a GPU", choices=("auto", "fp32", "bf16"))
     graph: bool = option(True, "replay the steps of a GPU as CUDA graphs")
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     json: bool = option(False, "one JSON object a sample on stdout")

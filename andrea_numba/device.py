@@ -15,7 +15,7 @@ from typing import Any
 import kernels
 
 from .errors import UserError
-from .memory import HOST
+from .memory import HOST, HostMemory
 from .program import SMALLER_RUN, say
 
 OLDEST = (8, 0)  # compute capability of the A100; bf16 and cp.async begin there
@@ -53,7 +53,7 @@ def choose(device: str, precision: str = "auto", graph: bool = True,
     what needs less memory, for the line that is printed when a GPU's is full.
     """
     if device == "cpu":
-        return _cpu(precision, "device: cpu")
+        return _cpu(precision)
     problem = cuda_problem()
     if not problem:
         from .device_memory import DeviceMemory
@@ -63,13 +63,20 @@ def choose(device: str, precision: str = "auto", graph: bool = True,
                       f"device: cuda ({gpu().line}), products in {precision}")
     if device == "cuda":
         raise UserError(f"--device cuda: {problem}; use --device cpu")
-    return _cpu(precision, f"device: cpu ({problem})")
+    return _cpu(precision, f"; {problem}")
 
 
-def _cpu(precision: str, line: str) -> Device:
-    if precision == "bf16":
-        raise UserError(f"--precision bf16 needs a GPU, and this is {line}; use --precision fp32")
-    return Device("cpu", op_table("cpu"), HOST, line)
+def _cpu(precision: str, reason: str = "") -> Device:
+    ops = op_table("cpu")
+    from kernels.common import cpu_features
+
+    line = f"device: cpu ({cpu_features.RUNG} kernels{reason})"
+    if precision != "bf16":
+        return Device("cpu", ops, HOST, line)
+    if not cpu_features.BF16:
+        raise UserError("--precision bf16 needs a GPU or a processor with avx512_bf16, and this is "
+                        f"{line}; use --precision fp32")
+    return Device("cpu", ops, HostMemory("bf16"), f"{line}, products in bf16")
 
 
 def cuda_problem() -> str:

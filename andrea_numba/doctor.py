@@ -82,6 +82,7 @@ def _version(package: str) -> str:
 def _machine() -> Iterator[str]:
     yield platform.platform()
     yield from _lines(_processor)
+    yield from _lines(_rung)
     yield from _lines(_threads)
     yield from _lines(_free_memory)
 
@@ -96,6 +97,12 @@ def _processor() -> Iterator[str]:
     features = binding.get_host_cpu_features()
     yield (f"{names[0] if names else platform.processor()} ({binding.get_host_cpu_name()}): "
            f"{', '.join(name for name in VECTORS if features.get(name)) or 'no vectors known'}")
+
+
+def _rung() -> Iterator[str]:
+    from kernels.common import cpu_features
+
+    yield f"CPU kernels: {cpu_features.RUNG}, of {', '.join(cpu_features.RUNGS)}"
 
 
 def _threads() -> Iterator[str]:

@@ -31,7 +31,10 @@ from .parameters import aligned_zeros
 class HostMemory:
     """NumPy arrays: nothing has to move, and everything asked for is done at once."""
 
-    kind, precision = "memory", "fp32"
+    kind = "memory"
+
+    def __init__(self, precision: str = "fp32"):
+        self.precision = precision
 
     def empty(self, size: int, dtype=np.float32) -> np.ndarray:
         return aligned_zeros(size, dtype)

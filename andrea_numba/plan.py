@@ -11,7 +11,7 @@ from . import model
 from .buffers import PRECISIONS, Buffers, plan
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .errors import UserError
-from .memory import HOST
+from .memory import HOST, HostMemory
 from .metrics import byte_size, duration, flops_per_token
 from .optimizer import RATES, Optimizer, as_operands
 from .parameters import ParameterTable
@@ -36,12 +36,12 @@ def memory(config: TrainConfig, baseline: int, place=HOST) -> dict[str, int]:
         groups[buffer.group] = groups.get(buffer.group, 0) + buffer.nbytes
     cache = 2 * config.model.n_layer * config.model.context * config.model.d_model
     groups["key-value cache of samples"] = operand.itemsize * cache
-    if place is not HOST:
+    if not isinstance(place, HostMemory):
         context = config.model.context
         groups["token ids on their way"] = (place.transfer_bytes(config.run.batch_size * context)
                                             + place.transfer_bytes(context)
                                             + place.transfer_bytes(RATES))
-    scratch = "" if place is HOST else ", scratch"
+    scratch = "" if isinstance(place, HostMemory) else ", scratch"
     groups[f"in use before (runtime, compiled kernels{scratch})"] = baseline
     return groups
 

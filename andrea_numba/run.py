@@ -19,7 +19,7 @@ from .evaluate import bits_per_byte
 from .generate import generate_text
 from .initialize import expected_first_loss
 from .log import Console, EventLog
-from .memory import HOST
+from .memory import HostMemory
 from .metrics import byte_size, duration, peak_memory
 from .sampler import Sampling
 from .trainer import Diverged, StepResult, Trainer, generator
@@ -189,7 +189,7 @@ class Run:
         self._evaluate(whole=True)
         self._sample()
         trainer, (_, seconds) = self.trainer, self._logged  # the last step was logged
-        kind = "memory" if trainer.memory is HOST else "host memory"
+        kind = "memory" if isinstance(trainer.memory, HostMemory) else "host memory"
         self._say(f"done: {trainer.step_count} steps, {duration(seconds)} in steps, "
                   f"peak {kind} {byte_size(peak_memory())}; log and checkpoint in {self.folder}")
         self._log.write("run.end", trainer.step_count, reason="finished", seconds=seconds,

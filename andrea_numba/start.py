@@ -9,7 +9,7 @@ from . import self_check
 from .config import ModelConfig
 from .device import Device, compile_notice, explained, gpu
 from .errors import WrongKernel
-from .memory import HOST
+from .memory import HostMemory
 from .program import say
 from .trainer import tiny, warm_up
 
@@ -21,9 +21,9 @@ def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool 
     one is tried; the first time, with every kernel compared with its oracle.
     """
     started = time.perf_counter()
-    if device.memory is HOST:
+    if isinstance(device.memory, HostMemory):
         compile_notice()
-        warm_up(device.ops, tiny(model), training=training)
+        warm_up(device.ops, tiny(model), device.memory, training=training)
     else:
         with explained():
             _check(device, model, training)

@@ -15,6 +15,7 @@ from andrea_numba import device
 from andrea_numba.errors import UserError
 from andrea_numba.memory import HOST
 from andrea_numba.program import run_program as run_action
+from kernels.common import cpu_features
 
 NEW = device.Gpu("GPU", (9, 0), (13, 0))
 
@@ -99,13 +100,19 @@ def test_without_numba_cuda_the_built_in_target_does_not_count(monkeypatch):
 
 def test_the_choice(monkeypatch):
     monkeypatch.setattr(device, "cuda_problem", lambda: "the reason")
-    assert device.choose("auto").line == "device: cpu (the reason)"
+    kernels = f"{cpu_features.RUNG} kernels"
+    assert device.choose("auto").line == f"device: cpu ({kernels}; the reason)"
     assert device.choose("auto").memory is HOST
     with pytest.raises(UserError, match="--device cuda: the reason; use --device cpu"):
         device.choose("cuda")
     monkeypatch.setattr(device, "cuda_problem", lambda: pytest.fail("CUDA was touched"))
-    assert device.choose("cpu").line == "device: cpu"
-    with pytest.raises(UserError, match=r"--precision bf16 needs a GPU.*--precision fp32"):
+    assert device.choose("cpu").line == f"device: cpu ({kernels})"
+    monkeypatch.setattr(cpu_features, "BF16", True)
+    chosen = device.choose("cpu", "bf16")
+    assert chosen.line == f"device: cpu ({kernels}), products in bf16"
+    assert chosen.memory.precision == "bf16"
+    monkeypatch.setattr(cpu_features, "BF16", False)
+    with pytest.raises(UserError, match=r"needs a GPU or .* avx512_bf16.*--precision fp32"):
         device.choose("cpu", "bf16")
 
 

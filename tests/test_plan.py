@@ -23,11 +23,7 @@ def config_with_vocabulary():
     return config
 
 
-class Bf16Memory(HostMemory):
-    precision = "bf16"
-
-
-@pytest.mark.parametrize("memory", [HOST, Bf16Memory()])
+@pytest.mark.parametrize("memory", [HOST, HostMemory("bf16")])
 @pytest.mark.parametrize("training", [True, False])
 def test_buffers_take_what_the_plan_says(training, memory):
     model = config_with_vocabulary().model
@@ -44,7 +40,8 @@ def test_in_bf16_only_operands_are_halved():
     halved = {b.name.split(".")[-1] for b in entries["bf16"] if b.dtype == BFLOAT16}
     assert halved == {"ln_1", "qkv", "attn", "ln_2", "fc", "fc_gelu", "ln_f", "logits", "dln",
                       "dattn", "dqkv", "dfc", "dx_bf16"}
-    views = Buffers(config_with_vocabulary().model, 4, 16, True, memory=Bf16Memory()).views(4, 16)
+    views = Buffers(config_with_vocabulary().model, 4, 16, True,
+                    memory=HostMemory("bf16")).views(4, 16)
     assert views.dx_operand is views.dx_bf16 and views.blocks[0].qkv.dtype == BFLOAT16
 
 

@@ -14,9 +14,9 @@ first step moves each weight by lr times the sign of its gradient, whatever its 
 norm is the norm of all gradients, as kernels.grad_norm leaves it in memory: gradients longer than
 clip are shortened to that length. If it is not finite, some gradient is not, and nothing changes.
 
-On a GPU weights_bf16, if given, gets the new weights rounded to bfloat16 in the same pass: the
-operands of the next step's products. An update that changes nothing leaves it too, since it holds
-the rounded weights already.
+weights_bf16, if given, gets the new weights rounded to bfloat16 in the same pass: the operands of
+the next step's products. An update that changes nothing leaves it too, since it holds the rounded
+weights already.
 
 Decay comes first and does not pass through m and v: that is what "decoupled" means, and why the
 elements with decay (matrices) are kept in front of those without (norms and biases).

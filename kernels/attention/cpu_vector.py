@@ -19,8 +19,9 @@ import numpy as np
 from numba import get_num_threads, prange
 
 from ..common.cache import njit
+from ..common.cpu_features import RUNG
 from ..common.cpu_math import FAST, FAST_SUM, F, exp2, flat, pointer, stack_array, words
-from ..common.cpu_tile import COLUMNS, ROWS, add_products, scratch, word_of
+from ..common.cpu_tile import make_add_products, scratch, word_of
 from ..common.simd import (
     LANES,
     broadcast,
@@ -38,12 +39,17 @@ from ..common.simd import (
 from ..matmul.cpu_pack import pack_across, pack_along
 from .cpu_words import store_across, store_along
 
+# A head is often 32 or 64 wide.
+ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (12, 2)
+COLUMNS = VECTORS * LANES
 QUERIES = 48  # rows of scores that are in the cache at the same time
 TILE = 96  # whole ROWS and COLUMNS of either kind of vectors
 PACKED = 1 << 17  # words of keys and values that forward packs before it uses them
 LOW = F(np.finfo(np.float32).min)  # of all scores; finite: the difference of two is not NaN
 _LOG2_E = F(math.log2(math.e))
 _SUMS = ROWS * COLUMNS
+
+add_products = make_add_products(ROWS, VECTORS, COLUMNS)
 
 
 class Sizes(NamedTuple):

@@ -15,7 +15,7 @@ keys contain both, so that the code of two rungs never meets.
 from numba.core.registry import cpu_target
 
 _AVX512 = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
-_NEEDS = {
+RUNGS = {
     "avx512bf16": (*_AVX512, "avx512bf16"),
     "avx512": _AVX512,
     "avx2": ("avx2", "fma"),
@@ -26,10 +26,10 @@ _NEEDS = {
 def rung_of(features: str) -> str:
     """The highest rung for a list of features as LLVM writes it: "+avx2,+fma,-avx512f"."""
     given = features.split(",")
-    return next(rung for rung, needs in _NEEDS.items()
+    return next(rung for rung, needs in RUNGS.items()
                 if all(f"+{need}" in given for need in needs))
 
 
 RUNG = rung_of(cpu_target.target_context.codegen().magic_tuple()[2])
 VECTORS = RUNG != "plain"  # whether kernels/common/simd.py may be used
-BF16 = RUNG == "avx512bf16"  # whether its `dot_pairs` may be, and so bfloat16 operands
+BF16 = RUNG == "avx512bf16"  # whether its pairs of bfloat16 may be, and so such operands

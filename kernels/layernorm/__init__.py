@@ -20,12 +20,12 @@ what comes back along both ways. `residual` is what comes back straight, and dx 
 
     dx = residual + (dx from above)
 
-in the same pass. On a GPU dx_bf16 gets dx rounded, for the products of the layer below.
+in the same pass. dx_bf16, if given, gets dx rounded, for the products of the layer below.
 
 Shapes      x, y, dx, dx_bf16, dy, residual [N, d]; mean, rstd [N]; gamma, beta, dgamma, dbeta
             [d] or all None
-Dtypes      y and dy are operands: float32, or on a GPU bfloat16; dx_bf16 is bfloat16; all else,
-            and every sum, is float32
+Dtypes      y and dy are operands: float32 or bfloat16; dx_bf16 is bfloat16; all else, and every
+            sum, is float32
 Write rule  y, mean, rstd, dx and dx_bf16 are overwritten; dgamma and dbeta are added to. dx may be
             residual itself; residual and dx_bf16 may be None.
 Cost        forward: about 8*N*d operations; reads 4*N*d bytes, writes 4*N*d, or 2*N*d in bfloat16.

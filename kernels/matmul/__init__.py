@@ -24,9 +24,9 @@ Shapes      x, dx [M, K]; y, residual, dy [M, N]; w, dw [K, N] or [N, K]; bias, 
             pre_gelu, residual, bias, dx and dbias may be None: not wanted, or not there. pre_gelu
             and residual exclude each other.
 Write rule  y, pre_gelu and dx are overwritten; dw and dbias are added to.
-Precision   x, w, dy, dx and pre_gelu are float32, or all bfloat16 on a GPU: then products are of
-            bfloat16 numbers and sums in float32. bias, residual, dw and dbias are float32; y is
-            as x, but float32 with a residual.
+Precision   x, w, dy, dx and pre_gelu are float32, or all bfloat16 on a GPU or a CPU that has
+            avx512_bf16: then products are of bfloat16 numbers and sums in float32. bias, residual,
+            dw and dbias are float32; y is as x, but float32 with a residual.
 Cost        forward: 2*M*N*K operations; backward: twice that. s*(M*K + K*N + M*N) bytes in
             forward for elements of s = 4 or 2 bytes; bound by arithmetic for the sizes of a model,
             by the bytes of w for few rows. GELU, residual and GELU' cost one more array each.

@@ -28,23 +28,35 @@ STRIP = 64  # rows that are packed at the same time, if their panels are not wid
 
 
 @njit(parallel=True)
-def pack(panels, width, source, along, rows, K, first, terms, pair):
-    """Pack terms `first` to `first + terms` of all rows; `pair` is the number of terms in a word.
+def pack(a_panels, a_width, a, a_along, M, b_panels, b_width, b, b_along, N, K, first, terms, pair):
+    """Pack terms `first` to `first + terms` of all rows of A and columns of B.
 
-    source is flat, of float32 or uint16, and panels of float32 or int32. A task is a strip of
-    some panels, so that all of a cache line is used while it is there.
+    Operands are flat, of float32 or uint16, and panels of float32 or int32; `pair` is the number
+    of terms in a word. A task is a strip of some panels, so that all of a cache line is used while
+    it is there.
     """
-    words = (terms + pair - 1) // pair
-    strip = max(1, STRIP // width) * width
-    for task in prange((rows + strip - 1) // strip):
-        row = task * strip
-        if along:
-            for r in range(0, min(strip, rows - row), width):
-                pack_along(pointer(panels, (row + r) * words), width,
-                            pointer(source, (row + r) * K + first), K, rows - row - r, terms, pair)
+    a_strip = max(1, STRIP // a_width) * a_width
+    b_strip = max(1, STRIP // b_width) * b_width
+    a_tasks = (M + a_strip - 1) // a_strip
+    for task in prange(a_tasks + (N + b_strip - 1) // b_strip):
+        if task < a_tasks:
+            _pack_strip(a_panels, a_width, a, a_along, M, K, first, terms, pair, task * a_strip,
+                        a_strip)
         else:
-            pack_across(pointer(panels, row * words), strip, width,
-                         pointer(source, first * rows + row), rows, rows - row, terms, pair)
+            _pack_strip(b_panels, b_width, b, b_along, N, K, first, terms, pair,
+                        (task - a_tasks) * b_strip, b_strip)
+
+
+@njit()
+def _pack_strip(panels, width, source, along, rows, K, first, terms, pair, row, strip):
+    words = (terms + pair - 1) // pair
+    if along:
+        for r in range(row, min(row + strip, rows), width):
+            pack_along(pointer(panels, r * words), width, pointer(source, r * K + first), K,
+                       rows - r, terms, pair)
+    else:
+        pack_across(pointer(panels, row * words), strip, width,
+                    pointer(source, first * rows + row), rows, rows - row, terms, pair)
 
 
 @njit()

@@ -4,8 +4,10 @@
         pack A into panels of ROWS rows, and B into panels of COLUMNS columns     (cpu_pack)
         for each panel of B, for each panel of A: a tile of C, sums in registers
 
-Words and tiles are those of common/cpu_tile. What follows a product, bias, GELU or a residual
-stream, is done while the tile is in the cache.
+A word is one term in float32 and two in bfloat16, whose products are summed in float32 all the
+same. A tile of 8 x 48 sums fills 24 of the 32 registers of AVX-512, and one of 6 x 16 fills 12 of
+the 16 that AVX2 has; at the right edge of C it is as narrow as what is left. What follows a
+product, bias, GELU or a residual stream, is done while the tile is in the cache.
 
 Each element of C is the sum, in order, of the sums over DEPTH words: its bits depend neither on
 the number of threads nor on the tasks that they were given. Scratch, kept for each calling thread:
@@ -17,19 +19,26 @@ import numpy as np
 from numba import get_num_threads, prange
 
 from ..common.cache import njit
+from ..common.cpu_features import RUNG
 from ..common.cpu_math import flat, pointer, stack_array, words
-from ..common.cpu_tile import COLUMNS, ROWS, add_products, scratch, word_of
+from ..common.cpu_tile import make_add_products, scratch, word_of
 from ..common.simd import LANES, load, load_first, store_first
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
 from .cpu_pack import pack
 
+ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
+COLUMNS = VECTORS * LANES
 DEPTH = 512
 PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
 MOST_PANELS = 64, 8  # of A and of B that a task multiplies
 TASKS = 4  # for each thread, at least, where there are as many tiles
 _TILE = ROWS * COLUMNS
 _NONE = np.empty(0, np.float32)
+
+# Tiles whose columns are in so many vectors, for the right edge of C.
+_sum_tile, _sum_narrow_tile, _sum_single_tile = (
+    make_add_products(ROWS, vectors, COLUMNS) for vectors in (VECTORS, max(1, VECTORS - 1), 1))
 
 
 def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
@@ -87,8 +96,7 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
-        pack(a_panels, ROWS, a, a_along, M, K, first, terms, pair)
-        pack(b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
+        pack(a_panels, ROWS, a, a_along, M, b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
         _multiply(c, pre_gelu, bias, residual, sums, M, N, (terms + pair - 1) // pair,
                   epilogue, fresh and first == 0, first + terms == K, a_panels, b_panels, threads)
 
@@ -111,8 +119,14 @@ def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, l
         tile = stack_array(_TILE)
         for j in range(across * wide, min((across + 1) * wide, columns)):
             for i in range(top, min(top + high, rows)):
-                add_products(pointer(tile, 0), COLUMNS, pointer(a_panels, i * ROWS * words), 1,
-                             ROWS, pointer(b_panels, j * COLUMNS * words), words, True)
+                a = pointer(a_panels, i * ROWS * words)
+                b = pointer(b_panels, j * COLUMNS * words)
+                if N - j * COLUMNS > COLUMNS - LANES:
+                    _sum_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
+                elif N - j * COLUMNS > LANES:
+                    _sum_narrow_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
+                else:
+                    _sum_single_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
                 _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
                         epilogue, fresh, last)
 

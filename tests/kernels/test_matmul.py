@@ -5,8 +5,12 @@ import threading
 
 import numpy as np
 import pytest
+from helpers import guarded_scratch
 
 from kernels import gelu, matmul
+from kernels.common.cpu_features import BF16, VECTORS
+from kernels.common.spec import BFLOAT16
+from kernels.matmul import cpu_blas, cpu_product
 from kernels.registry import op_table
 
 CPU = op_table("cpu").matmul
@@ -61,12 +65,19 @@ def test_products_across_blocks_of_rows_columns_and_terms():
         assert np.array_equal(dx, dy @ w.T) and np.array_equal(dw, 1 + x.T @ dy), (M, K, N)
 
 
+@pytest.fixture(params=["vectors", "BLAS"])
+def way(request, monkeypatch):
+    """Either way of making products; that of other processors with small scratch memory."""
+    if request.param == "BLAS":
+        monkeypatch.setattr(CPU, "products", cpu_blas)
+        monkeypatch.setattr(cpu_blas, "SCRATCH_ELEMENTS", 100)
+        monkeypatch.setattr(cpu_blas, "_thread", threading.local())  # with scratch of that size
+    elif not VECTORS:
+        pytest.skip("this processor has no vectors that kernels use")
+
+
 @pytest.mark.parametrize("transpose_w", [False, True])
-def test_large_products_agree_with_the_oracle_too(transpose_w, monkeypatch):
-    """The way of large products, taken here from the first multiplication on."""
-    monkeypatch.setattr(CPU, "LARGE", 1)
-    monkeypatch.setattr(CPU, "SCRATCH_ELEMENTS", 100)
-    monkeypatch.setattr(CPU, "_thread", threading.local())  # with scratch of that size
+def test_both_ways_agree_with_the_oracle(transpose_w, way):
     rng = np.random.default_rng(2)
     M, K, N = 7, 33, 45
     x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
@@ -85,13 +96,10 @@ def test_large_products_agree_with_the_oracle_too(transpose_w, monkeypatch):
     assert np.array_equal(dw, expected.T if transpose_w else expected)
 
 
-@pytest.mark.parametrize("large", [False, True])
 @pytest.mark.parametrize("transpose_w", [False, True])
 @pytest.mark.parametrize("M", [1, 7])
-def test_residual_and_gelu_of_either_way(M, transpose_w, large, monkeypatch):
+def test_residual_and_gelu_of_either_way(M, transpose_w, way):
     """What follows a product does not depend on how it was computed."""
-    if large:
-        monkeypatch.setattr(CPU, "LARGE", 1)
     rng = np.random.default_rng(3)
     K, N = 33, 45
     x, w, dy, residual = (rng.integers(-3, 4, shape).astype(np.float32)
@@ -108,6 +116,43 @@ def test_residual_and_gelu_of_either_way(M, transpose_w, large, monkeypatch):
     CPU.backward(dx, np.zeros_like(stored), None, dy, x, stored, pre_gelu, transpose_w)
     gelu.backward(expected, dy @ w.T, pre_gelu)
     assert np.array_equal(dx, expected)
+
+
+dtypes = pytest.mark.parametrize("dtype", [np.float32, pytest.param(
+    BFLOAT16, marks=pytest.mark.skipif(not BF16, reason="no products of bfloat16 here"))])
+
+
+@pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
+@dtypes
+def test_scratch_is_not_read_or_written_beyond_its_end(dtype, monkeypatch):
+    """Integers, so that results are exact."""
+    rng = np.random.default_rng(4)
+    with guarded_scratch(monkeypatch, cpu_product):
+        for M, K, N in ((2, 1, 1), (13, 47, 33), (25, 1037, 17), (97, 33, 130), (31, 2100, 50)):
+            x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
+                        for shape in ((M, K), (K, N), (M, N)))
+            stored = [a.astype(dtype) for a in (x, w, dy)]
+            for transpose_w in (False, True):
+                weights = np.ascontiguousarray(stored[1].T) if transpose_w else stored[1]
+                y = np.full((M, N), np.nan, np.float32)
+                CPU.forward(y, None, stored[0], weights, None, np.zeros_like(y), transpose_w)
+                assert np.array_equal(y, x @ w), (M, K, N)
+                dx, dw = np.full((M, K), np.nan, dtype), np.ones(weights.shape, np.float32)
+                CPU.backward(dx, dw, None, stored[2], stored[0], weights, None, transpose_w)
+                expected = 1 + x.T @ dy
+                assert np.array_equal(dw, expected.T if transpose_w else expected), (M, K, N)
+                assert np.array_equal(dx, (dy @ w.T).astype(dtype)), (M, K, N)
+
+
+@dtypes
+def test_a_product_of_one_row_has_no_other_bits_than_among_many(dtype):
+    """Of integers: what is exact must not depend on the way it was computed."""
+    rng = np.random.default_rng(5)
+    x, w = (rng.integers(-3, 4, shape).astype(dtype) for shape in ((3, 70), (70, 37)))
+    many, one = np.full((3, 37), np.nan, dtype), np.full((1, 37), np.nan, dtype)
+    CPU.forward(many, None, x, w, None, None, False)
+    CPU.forward(one, None, x[:1], w, None, None, False)
+    assert np.array_equal(one, many[:1])
 
 
 def test_gelu_and_residual_exclude_each_other():
