@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -121,6 +122,24 @@ def run_program(program: str, *arguments, cwd: Path, **options) -> subprocess.Co
         return subprocess.run([sys.executable, str(ROOT / "bin" / program), *map(str, arguments)],
                               cwd=cwd, env=environment, stdout=stdout, stderr=subprocess.PIPE,
                               text=True, timeout=options.pop("timeout", 300), **options)
+
+
+@contextlib.contextmanager
+def guarded_scratch(monkeypatch, module):
+    """Scratch memory of a module of CPU kernels that holds NaN in float32 and bfloat16, and so do
+    256 bytes on either side, which must not be written."""
+    guarded = []
+
+    def scratch(name, dtype, size):
+        memory = np.full(size + 128, 0x7FC07FC0, np.uint32)
+        guarded.append((memory, size))
+        return memory[64:64 + size].view(dtype)
+
+    monkeypatch.setattr(module, "scratch", scratch)
+    yield
+    assert guarded
+    for memory, size in guarded:
+        assert (memory[:64] == 0x7FC07FC0).all() and (memory[64 + size:] == 0x7FC07FC0).all()
 
 
 TINY = ["--d-model", 16, "--n-head", 2, "--n-layer", 1, "--context", 16, "--batch-size", 4,

@@ -76,14 +76,27 @@ def pointer(typingctx, array, start):
     """C pointer to element `start` of a contiguous array: `p = pointer(a, 8); p[i]`.
 
     Indexing it is one addition: no test for a negative index, no slice to cut to size. The array
-    must stay alive elsewhere.
+    must stay alive elsewhere. `array` may be such a pointer itself.
     """
 
     def codegen(context, builder, signature, args):
-        data = context.make_array(signature.args[0])(context, builder, args[0]).data
+        data = args[0]
+        if isinstance(array, types.Array):
+            data = context.make_array(array)(context, builder, data).data
         return builder.gep(data, [args[1]])
 
     return types.CPointer(array.dtype)(array, types.intp), codegen
+
+
+@intrinsic
+def unknown(typingctx, n):
+    """The integer n, of whose value LLVM knows nothing: a stride, lest it unroll a loop."""
+
+    def codegen(context, builder, signature, args):
+        kind = ir.FunctionType(args[0].type, [args[0].type])
+        return builder.asm(kind, "", "=r,0", args, side_effect=False)
+
+    return n(n), codegen
 
 
 @njit(fastmath=FAST, forceinline=True)

@@ -52,16 +52,16 @@ def _pack_strip(panels, width, source, along, rows, K, first, terms, pair, row, 
     words = (terms + pair - 1) // pair
     if along:
         for r in range(row, min(row + strip, rows), width):
-            _pack_along(pointer(panels, r * words), width, pointer(source, r * K + first), K,
-                        rows - r, terms, pair)
+            pack_along(pointer(panels, r * words), width, pointer(source, r * K + first), K,
+                       rows - r, terms, pair)
     else:
-        _pack_across(pointer(panels, row * words), strip, width,
-                     pointer(source, first * rows + row), rows, rows - row, terms, pair)
+        pack_across(pointer(panels, row * words), strip, width,
+                    pointer(source, first * rows + row), rows, rows - row, terms, pair)
 
 
 @njit()
-def _pack_along(target, width, source, K, rows, terms, pair):
-    """One panel."""
+def pack_along(target, width, source, K, rows, terms, pair):
+    """One panel from `rows` rows that lie along, `K` elements apart."""
     lines = registers_of(target, LANES)
     words = (terms + pair - 1) // pair
     for r in range(0, width, LANES):
@@ -76,8 +76,8 @@ def _pack_along(target, width, source, K, rows, terms, pair):
 
 
 @njit()
-def _pack_across(target, strip, width, source, step, rows, terms, pair):
-    """A strip of panels, those of them that have rows."""
+def pack_across(target, strip, width, source, step, rows, terms, pair):
+    """A strip of panels, those of them that have rows; `step` elements lie between two terms."""
     words = (terms + pair - 1) // pair
     for t in range(words):
         for row in range(0, min(strip, rows), width):

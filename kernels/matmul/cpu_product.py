@@ -15,25 +15,14 @@ both operands of DEPTH words, 20 MB for the head of andrea-120m; and C in float3
 bfloat16 and has more terms than that.
 """
 
-import threading
-
 import numpy as np
 from numba import get_num_threads, prange
 
 from ..common.cache import njit
 from ..common.cpu_features import RUNG
-from ..common.cpu_math import F, flat, pointer, stack_array, words
-from ..common.simd import (
-    LANES,
-    broadcast,
-    load,
-    load_first,
-    multiply_add,
-    registers,
-    registers_of,
-    store,
-    store_first,
-)
+from ..common.cpu_math import flat, pointer, stack_array, words
+from ..common.cpu_tile import make_add_products, scratch, word_of
+from ..common.simd import LANES, load, load_first, store_first
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
 from .cpu_pack import pack
@@ -47,7 +36,9 @@ TASKS = 4  # for each thread, at least, where there are as many tiles
 _TILE = ROWS * COLUMNS
 _NONE = np.empty(0, np.float32)
 
-_thread = threading.local()
+# Tiles whose columns are in so many vectors, for the right edge of C.
+_sum_tile, _sum_narrow_tile, _sum_single_tile = (
+    make_add_products(ROWS, vectors, COLUMNS) for vectors in (VECTORS, max(1, VECTORS - 1), 1))
 
 
 def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
@@ -89,52 +80,14 @@ def _epilogue_arrays(c, pre_gelu, bias, residual):
 
 def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
     (M, N), K = c.shape, a.shape[a_along]
-    word, pair = (np.int32, 2) if is_bf16(a) else (np.float32, 1)
+    word, pair = word_of(a)
     blocks = -(-K // (DEPTH * pair))
     depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
-    sums = flat(c) if not is_bf16(c) else _scratch("sums", np.float32, c.size * (blocks > 1))
+    sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, flat(words(a)), a_along,
             flat(words(b)), b_along, M, N, K, pair, depth, epilogue, fresh,
-            _scratch("a", word, -(-M // ROWS) * ROWS * depth),
-            _scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
-
-
-def _scratch(name: str, dtype: type, size: int) -> np.ndarray:
-    """Memory of the calling thread by name, kept for its next product and grown when needed."""
-    kept = getattr(_thread, name, None)
-    if kept is None or kept.size < size:
-        kept = np.empty(size, np.float32)
-        setattr(_thread, name, kept)
-    return kept[:size].view(dtype)
-
-
-def _make_sum_tile(vectors: int):
-    """The function of a tile whose panel of B has columns in so many vectors."""
-    count = ROWS * vectors
-
-    @njit()
-    def sum_tile(tile, a, b, words):
-        """tile = the sums of a panel of A times a panel of B."""
-        sums = registers(count)
-        line = registers_of(b, vectors)
-        for i in range(count):
-            sums[i] = broadcast(F(0.0))
-        for k in range(words):
-            for j in range(vectors):
-                line[j] = load(b, k * COLUMNS + j * LANES)
-            for i in range(ROWS):
-                x = broadcast(a[k * ROWS + i])
-                for j in range(vectors):
-                    sums[i * vectors + j] = multiply_add(sums[i * vectors + j], x, line[j])
-        for i in range(ROWS):
-            for j in range(vectors):
-                store(tile, i * COLUMNS + j * LANES, sums[i * vectors + j])
-
-    return sum_tile
-
-
-_sum_tile, _sum_narrow_tile, _sum_single_tile = (
-    _make_sum_tile(vectors) for vectors in (VECTORS, max(1, VECTORS - 1), 1))
+            scratch("a", word, -(-M // ROWS) * ROWS * depth),
+            scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
 
 
 @njit()
@@ -169,11 +122,11 @@ def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, l
                 a = pointer(a_panels, i * ROWS * words)
                 b = pointer(b_panels, j * COLUMNS * words)
                 if N - j * COLUMNS > COLUMNS - LANES:
-                    _sum_tile(tile, a, b, words)
+                    _sum_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
                 elif N - j * COLUMNS > LANES:
-                    _sum_narrow_tile(tile, a, b, words)
+                    _sum_narrow_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
                 else:
-                    _sum_single_tile(tile, a, b, words)
+                    _sum_single_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
                 _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
                         epilogue, fresh, last)
 

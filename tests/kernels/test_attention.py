@@ -2,8 +2,13 @@
 
 import numpy as np
 import pytest
+from helpers import guarded_scratch
 
-from kernels.registry import op_table
+from kernels.attention import cpu_blas, cpu_vector
+from kernels.common.cpu_features import VECTORS
+from kernels.common.spec import cases_of
+from kernels.common.verify import verify
+from kernels.registry import load_spec, op_table
 
 TABLES = {"oracle": op_table("oracle").attention, "cpu": op_table("cpu").attention}
 B, T, H, D = 2, 37, 3, 10
@@ -123,3 +128,38 @@ def test_decoding_with_the_cache_equals_full_attention(attention, prompt):
     keys = qkv[:, :, d : 2 * d].reshape(B, T, H, D).transpose(0, 2, 1, 3)
     assert k_cache[:, :, :T].tobytes() == np.ascontiguousarray(keys).tobytes()
     assert np.isnan(k_cache[:, :, T:]).all() and np.isnan(v_cache[:, :, T:]).all()
+
+
+@pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_scratch_is_not_read_or_written_beyond_its_end(name, monkeypatch):
+    with guarded_scratch(monkeypatch, cpu_vector):
+        for case in cases_of(load_spec("attention"), name, "cpu"):
+            assert verify("attention", name, case, getattr(cpu_vector, name)) == []
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_numpy_computes_it_where_there_are_no_vectors(name):
+    for case in cases_of(load_spec("attention"), name):
+        if "precision" not in case:
+            assert verify("attention", name, case, getattr(cpu_blas, name)) == []
+
+
+@pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
+def test_many_heads_are_taken_some_at_a_time(monkeypatch):
+    """Their keys and values are packed for as many at once as PACKED allows, or for each thread."""
+    out, lse = forward(op_table("cpu").attention, normal(B * T, 3 * d))
+    monkeypatch.setattr(cpu_vector, "PACKED", 1)
+    some_out, some_lse = forward(op_table("cpu").attention, normal(B * T, 3 * d))
+    assert out.tobytes() == some_out.tobytes() and lse.tobytes() == some_lse.tobytes()
+
+
+@pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
+def test_nan_in_values_to_come_reaches_no_gradient_of_the_past():
+    """On the diagonal a tile computes scores that no query may see."""
+    qkv = normal(B * T, 3 * d)
+    out, lse = forward(op_table("cpu").attention, qkv)
+    dout, dqkv = normal(B * T, d, seed=1), np.full_like(qkv, np.nan)
+    qkv.reshape(B, T, 3, d)[0, T - 1, 2] = np.nan
+    op_table("cpu").attention.backward(dqkv, dout, out, lse, qkv)
+    assert np.isfinite(dqkv.reshape(B, T, 3, d)[0, :T - 1, 0]).all()

@@ -4,7 +4,13 @@ import math
 
 import numpy as np
 import pytest
+from helpers import guarded_scratch
 from tables import tables
+
+from kernels.common.spec import cases_of
+from kernels.common.verify import verify
+from kernels.cross_entropy import cpu
+from kernels.registry import load_spec
 
 TABLES = tables("cross_entropy")
 
@@ -85,3 +91,10 @@ def test_infinite_logit_gives_a_loss_that_is_not_finite(cross_entropy):
     with np.errstate(invalid="ignore"):
         losses, _ = losses_and_gradients(cross_entropy, [[0.0, np.inf, 1.0]], [0])
     assert not np.isfinite(losses[0])
+
+
+@pytest.mark.parametrize("name", ["forward", "backward"])
+def test_scratch_is_not_read_or_written_beyond_its_end(name, monkeypatch):
+    with guarded_scratch(monkeypatch, cpu):
+        for case in cases_of(load_spec("cross_entropy"), name, "cpu"):
+            assert verify("cross_entropy", name, case, getattr(cpu, name)) == []

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers import guarded_scratch
 
 from kernels import gelu, matmul
 from kernels.common.cpu_features import BF16, VECTORS
@@ -124,32 +125,23 @@ dtypes = pytest.mark.parametrize("dtype", [np.float32, pytest.param(
 @pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
 @dtypes
 def test_scratch_is_not_read_or_written_beyond_its_end(dtype, monkeypatch):
-    """Integers, so that results are exact; the memory around holds NaN in either dtype."""
-    guarded = []
-
-    def scratch(name, kind, size):
-        memory = np.full(size + 128, 0x7FC07FC0, np.uint32)
-        guarded.append((memory, size))
-        return memory[64:64 + size].view(kind)
-
-    monkeypatch.setattr(cpu_product, "_scratch", scratch)
+    """Integers, so that results are exact."""
     rng = np.random.default_rng(4)
-    for M, K, N in ((2, 1, 1), (13, 47, 33), (25, 1037, 17), (97, 33, 130), (31, 2100, 50)):
-        x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
-                    for shape in ((M, K), (K, N), (M, N)))
-        stored = [a.astype(dtype) for a in (x, w, dy)]
-        for transpose_w in (False, True):
-            weights = np.ascontiguousarray(stored[1].T) if transpose_w else stored[1]
-            y = np.full((M, N), np.nan, np.float32)
-            CPU.forward(y, None, stored[0], weights, None, np.zeros_like(y), transpose_w)
-            assert np.array_equal(y, x @ w), (M, K, N)
-            dx, dw = np.full((M, K), np.nan, dtype), np.ones(weights.shape, np.float32)
-            CPU.backward(dx, dw, None, stored[2], stored[0], weights, None, transpose_w)
-            expected = 1 + x.T @ dy
-            assert np.array_equal(dw, expected.T if transpose_w else expected), (M, K, N)
-            assert np.array_equal(dx, (dy @ w.T).astype(dtype)), (M, K, N)
-    for memory, size in guarded:
-        assert (memory[:64] == 0x7FC07FC0).all() and (memory[64 + size:] == 0x7FC07FC0).all()
+    with guarded_scratch(monkeypatch, cpu_product):
+        for M, K, N in ((2, 1, 1), (13, 47, 33), (25, 1037, 17), (97, 33, 130), (31, 2100, 50)):
+            x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
+                        for shape in ((M, K), (K, N), (M, N)))
+            stored = [a.astype(dtype) for a in (x, w, dy)]
+            for transpose_w in (False, True):
+                weights = np.ascontiguousarray(stored[1].T) if transpose_w else stored[1]
+                y = np.full((M, N), np.nan, np.float32)
+                CPU.forward(y, None, stored[0], weights, None, np.zeros_like(y), transpose_w)
+                assert np.array_equal(y, x @ w), (M, K, N)
+                dx, dw = np.full((M, K), np.nan, dtype), np.ones(weights.shape, np.float32)
+                CPU.backward(dx, dw, None, stored[2], stored[0], weights, None, transpose_w)
+                expected = 1 + x.T @ dy
+                assert np.array_equal(dw, expected.T if transpose_w else expected), (M, K, N)
+                assert np.array_equal(dx, (dy @ w.T).astype(dtype)), (M, K, N)
 
 
 @dtypes
