@@ -107,7 +107,8 @@ def test_every_case_has_its_tests(number):
 def run(text, monkeypatch):
     """andrea-train in this process, in the folder `text`: its exit code."""
     monkeypatch.chdir(text)
-    return lambda *arguments: main([*map(str, (*arguments, *TINY))])
+    # The number of threads cannot change within a process.
+    return lambda *arguments: main([*map(str, (*arguments, *TINY, "--threads", 0))])
 
 
 def test_a_rate_far_too_high_ends_the_run(run, text, capsys):

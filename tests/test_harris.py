@@ -4,15 +4,15 @@ import itertools
 import json
 import random
 from collections import Counter, defaultdict
+from types import SimpleNamespace
 
-import numba
 import numpy as np
 import pytest
 from helpers import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andrea_numba import data
+from andrea_numba import data, streams
 from andrea_numba.data import Document, prepare
 from andrea_numba.errors import UserError
 from andrea_numba.pydocs import collect_docstrings
@@ -103,7 +103,8 @@ def test_vocabularies_of_the_presets(vocab_size, docstrings):
 def test_one_thread_and_two_give_the_same_ids(docstrings, tmp_path, monkeypatch):
     ids = []
     for threads in (1, 2):
-        monkeypatch.setattr(numba.config, "NUMBA_NUM_THREADS", threads)
+        config = SimpleNamespace(NUMBA_NUM_THREADS=threads)  # not Numba's own: its pool may start
+        monkeypatch.setattr(streams, "numba", SimpleNamespace(config=config))
         dataset = prepare(docstrings, "harris", 0.1, 8, tmp_path / str(threads), vocab_size=2305)
         ids.append(np.concatenate([dataset.train[:], dataset.val[:]]))
         assert dataset.tokenizer.vocab_size == 2305

@@ -21,6 +21,12 @@ from andrea_numba.program import StopRequest, raising_on_signals
 LONG = ["--steps", 10**6, "--log-every", 1, "--eval-every", 0, "--sample-every", 0, "--out", "r"]
 
 
+def heed_signals():
+    """A job under nohup, or in the background of a script, has inherited to ignore some."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
+
+
 @pytest.fixture
 def start(text):
     """Start `andrea-train` on a tiny model; killed after the test if it still runs."""
@@ -29,7 +35,8 @@ def start(text):
     def begin(*arguments, program=(str(ROOT / "bin" / "andrea-train"),), **options):
         process = subprocess.Popen(
             [sys.executable, *program, "t.txt", *map(str, (*TINY, *arguments))], cwd=text,
-            text=True, **{"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL, **options})
+            text=True, **{"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL,
+                          "preexec_fn": heed_signals, **options})
         started.append(process)
         return process
 
