@@ -134,7 +134,7 @@ from kernels.cross_entropy import cpu
 logits = np.random.default_rng(0).standard_normal((64, 100), np.float32)
 losses, dlogits = np.empty(64, np.float32), np.empty_like(logits)
 cpu.backward(losses, dlogits, logits, np.arange(64, dtype=np.int32), 100, 1.0)
-print(dlogits.tobytes().hex(), sum(cpu._backward.stats.cache_hits.values()))
+print(dlogits.tobytes().hex(), sum(cpu._all_rows.stats.cache_hits.values()))
 """
     compiled, hits = run(tmp_path, code)[0].split()
     assert hits == "0"
