@@ -24,9 +24,14 @@ COLUMNS = ("figure", "unit", "ours", "ours_p20", "ours_p80", "peer", "theirs", "
 GROUPS = ("train", "ops", "generate", "profile", "start", "sweep")
 SWEEP = {"context": (128, 256, 512, 1024, 2048), "batch": (1, 2, 4, 8, 16),
          "width": (128, 256, 384, 768, 1536)}
+EAGER: dict[str, dict[str, Any]] = {"eager": {}}
+# For PyTorch: glibc is to keep freed memory. A step had 15,800 page faults, with this 2,200, and
+# took 8 % less time of the processor (2 blocks of andrea-120m in fp32).
+KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
+               "MALLOC_TOP_PAD_": str(1 << 26)}
 TURN = 0.1  # seconds of calls in a row, at least
-ROUNDS, QUICK_ROUNDS = (5, 25), (3, 3)  # turns of each process, at least and at most
-SECONDS = 12.0  # for one figure, if that leaves the least number of rounds
+ROUNDS, FEW_ROUNDS = (5, 25), (3, 3)  # turns of each process, at least and at most
+SECONDS = 6.0  # for one figure, if that leaves the least number of rounds
 COMPILER = shutil.which("c++") or shutil.which("g++") or shutil.which("clang++")
 
 
@@ -41,7 +46,7 @@ class Figure:
     name: str
     make: str
     given: Mapping[str, Any]
-    peers: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: {"eager": {}})
+    peers: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: EAGER)
     stream: str = ""
     memory: bool = False
 
@@ -61,10 +66,9 @@ def figures(group: str, quick: bool) -> Iterator[Figure]:
     if group == "train":
         small = nano | {"d_model": 384, "n_head": 6, "n_layer": nano["n_layer"] * 3 // 2,
                         "context": 256}
-        eager = {"eager": {}}
-        both = eager | ({"compiled": {"compiled": True}} if COMPILER and not quick else {})
+        both = EAGER | ({"compiled": {"compiled": True}} if COMPILER and not quick else {})
         for name, model, batch, peers in (("nano", nano, 4, both), ("384/6/6", small, 8, both),
-                                          ("andrea-120m", large, 1, eager)):
+                                          ("andrea-120m", large, 1, EAGER)):
             for precision in ("fp32", "bf16"):
                 given = {"model": model, "batch": batch, "precision": precision}
                 yield Figure(f"training step, {name}, {precision}", "train", given, peers,
@@ -106,9 +110,14 @@ def rows(group: str, threads: int, quick: bool) -> Iterator[dict[str, Any]]:
         yield from start.rows(threads, quick)
     elif group == "profile":
         yield from profile_rows(threads, quick)
-    for figure in figures(group, quick):
-        with processes(figure.peers, threads) as workers:
-            yield from measure(figure, *workers, QUICK_ROUNDS if quick else ROUNDS)
+    elif group == "sweep":  # its many points share two processes, and need fewer turns
+        with processes(EAGER, threads) as workers:
+            for figure in figures(group, quick):
+                yield from measure(figure, *workers, FEW_ROUNDS)
+    else:
+        for figure in figures(group, quick):
+            with processes(figure.peers, threads) as workers:
+                yield from measure(figure, *workers, FEW_ROUNDS if quick else ROUNDS)
 
 
 @contextlib.contextmanager
@@ -116,8 +125,9 @@ def processes(peers: Mapping[str, Any], threads: int) -> Iterator[tuple[Worker, 
     """Our process, and one for each way of PyTorch, if that is installed."""
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(Worker("andrea_numba.bench.ours", threads))
-        yield ours, {name: stack.enter_context(Worker("andrea_numba.bench.peer", threads))
-                     for name in (peers if importlib.util.find_spec("torch") else ())}
+        yield ours, {
+            name: stack.enter_context(Worker("andrea_numba.bench.peer", threads, KEEP_MEMORY))
+            for name in (peers if importlib.util.find_spec("torch") else ())}
 
 
 def measure(figure: Figure, ours: Worker, peers: Mapping[str, Worker],
@@ -172,8 +182,7 @@ class Turn:
     def __init__(self, worker: Worker):
         self.worker, self.seconds = worker, []
         first, second = worker.time(1)[0], worker.time(1)[0]
-        self.once = min(first, second)
-        self.calls = max(1, round(TURN / self.once))
+        self.calls = max(1, round(TURN / min(first, second)))
 
     def take(self) -> None:
         if self.calls > 1:

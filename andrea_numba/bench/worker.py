@@ -29,10 +29,12 @@ class Failed(Exception):
 class Worker:
     """A process of its own that measures when it is asked to; a context manager ends it."""
 
-    def __init__(self, module: str, threads: int):
+    def __init__(self, module: str, threads: int, environment: Mapping[str, str] | None = None):
+        """`environment` is added to ours, for this process."""
         self.module = module
-        self._process = subprocess.Popen([sys.executable, "-m", module, str(threads)], text=True,
-                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, str(threads)], text=True, stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE, env={**os.environ, **(environment or {})})
 
     def __enter__(self) -> Worker:
         return self
