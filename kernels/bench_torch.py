@@ -124,7 +124,7 @@ def _loss_gradient(torch, F, a):
 
     def call():
         loss = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
-        torch.autograd.grad(loss * a.scale, logits)
+        return torch.autograd.grad(loss * a.scale, logits)
 
     return call
 

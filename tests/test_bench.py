@@ -174,6 +174,7 @@ def test_presets_are_timed_alone(monkeypatch, capsys):
     for name in ("GOMP_SPINCOUNT", "OPENBLAS_THREAD_TIMEOUT"):  # which the command sets
         monkeypatch.setenv(name, os.environ.get(name, "4"))
     monkeypatch.setattr(steps, "SHAPES", {"nano": (1, 2)})
+    monkeypatch.setattr(steps, "CALLS", 8)
     monkeypatch.setattr(device, "cuda_problem", lambda: "no GPU is asked")
     assert bench.main(["nano"]) == 0
     table, talk = capsys.readouterr()

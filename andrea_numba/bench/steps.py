@@ -19,6 +19,7 @@ from ..config import PRESETS, TrainConfig
 from .worker import timed
 
 SHAPES = {"nano": (4, 100), "andrea-12m": (1, 5), "andrea-120m": (1, 5)}  # batch size, timed steps
+CALLS = 200  # of the product and the loop, the first quarter of them not counted
 FIELDS = ("measurement", "median_ms", "fastest_ms", "slowest_ms", "tokens_per_second",
           "peak_mib", "planned_mib", "model_ms")
 
@@ -105,6 +106,6 @@ def interleaved() -> float:
         loop()
 
     def median(action) -> float:
-        return statistics.median([timed(action) for _ in range(200)][50:])
+        return statistics.median([timed(action) for _ in range(CALLS)][CALLS // 4:])
 
     return median(both) / (median(multiply) + median(loop))
