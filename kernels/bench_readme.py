@@ -33,10 +33,13 @@ def table(rows: list[dict[str, str]]) -> str:
 def update(path: str, readme: Path = README) -> None:
     """Put the table of a CSV file into the README; ValueError if one of them does not fit."""
     with open(path, encoding="utf-8", newline="") as file:
-        made = table(list(csv.DictReader(file)))
-    text = readme.read_text(encoding="utf-8")
-    before, mark, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (mark and end):
-        raise ValueError(f"{readme.name} lacks {BEGIN.strip()} or {END}, expected both; add them")
-    readme.write_text(before + mark + made + end + after, encoding="utf-8")
+        put_between(BEGIN, END, table(list(csv.DictReader(file))), readme)
+
+
+def put_between(begin: str, end: str, text: str, readme: Path = README) -> None:
+    """Replace what stands between two marks; ValueError if the README lacks one."""
+    before, first, rest = readme.read_text(encoding="utf-8").partition(begin)
+    _, last, after = rest.partition(end)
+    if not (first and last):
+        raise ValueError(f"{readme.name} lacks {begin.strip()} or {end}, expected both; add them")
+    readme.write_text(before + begin + text + end + after, encoding="utf-8")

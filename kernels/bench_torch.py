@@ -1,4 +1,4 @@
-"""The same ops by PyTorch, where it is installed with CUDA, to be timed beside ours.
+"""The same ops by PyTorch, to be timed beside ours.
 
 Products go to cuBLAS, attention to SDPA, the optimizer to its fused AdamW. Operands are in the same
 precision; what is fused in ours (GELU, the residual sum, adding to a gradient) is what a user of
@@ -26,26 +26,33 @@ def torch() -> Any:
 
 
 def peer(op: str, name: str, arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
-    """A call that does on PyTorch's arrays what `<op>.<name>` does; None if there is none."""
-    make = _PEERS.get((op, name)) if torch() else None
+    """A call that does on a GPU what `<op>.<name>` does; None if there is none."""
+    return peer_on("cuda", op, name, arguments) if torch() else None
+
+
+def peer_on(device: str, op: str, name: str,
+            arguments: Mapping[str, Any]) -> Callable[[], Any] | None:
+    """The same on PyTorch's device, which must be there."""
+    make = _PEERS.get((op, name))
     if not make:
         return None
-    moved = {key: _tensor(value) for key, value in arguments.items()}
-    return make(torch(), torch().nn.functional, SimpleNamespace(**moved))
+    torch = importlib.import_module("torch")
+    moved = {key: _tensor(torch, device, value) for key, value in arguments.items()}
+    return make(torch, torch.nn.functional, SimpleNamespace(**moved))
 
 
 def product(size: int, dtype: np.dtype) -> Callable[[], Any]:
     """A product of two square matrices, by cuBLAS."""
-    a, b = (_tensor(np.ones((size, size), dtype)) for _ in range(2))
+    a, b = (_tensor(torch(), "cuda", np.ones((size, size), dtype)) for _ in range(2))
     return lambda: torch().mm(a, b)
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(torch, device: str, value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     if value.dtype == BFLOAT16:
-        return torch().from_numpy(value.view(np.int16)).cuda().view(torch().bfloat16)
-    return torch().from_numpy(value).cuda()
+        return torch.from_numpy(value.view(np.int16)).to(device).view(torch.bfloat16)
+    return torch.from_numpy(value).to(device)
 
 
 def _linear(torch, F, a):
@@ -117,7 +124,7 @@ def _loss_gradient(torch, F, a):
 
     def call():
         loss = F.cross_entropy(logits, targets, ignore_index=-1, reduction="sum")
-        torch.autograd.grad(loss * a.scale, logits)
+        return torch.autograd.grad(loss * a.scale, logits)
 
     return call
 

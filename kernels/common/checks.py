@@ -57,7 +57,7 @@ def check_arguments(function: Function, arguments: Arguments) -> None:
         if array.dtype == "operand":
             operand = operand or name
             _check_same_dtype(operand, name, arguments)
-        _bind(array, arguments[name].shape, sizes)
+        bind(array, arguments[name].shape, sizes)
     for name, array in present.items():
         _check_shape(name, array, arguments[name].shape, sizes)
     _check_overlap(function, memory)
@@ -120,7 +120,7 @@ def _is_contiguous(interface: dict[str, Any], itemsize: int) -> bool:
     return True
 
 
-def _bind(array: Array, shape: tuple[int, ...], sizes: dict[str, Any]) -> None:
+def bind(array: Array, shape: tuple[int, ...], sizes: dict[str, Any]) -> None:
     """Let the first array that names a symbol give its size."""
     if array.dims == ("...",):
         sizes.setdefault("shape", tuple(shape))
