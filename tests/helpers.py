@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,6 +112,12 @@ def without_residuals(ops) -> SimpleNamespace:
 def _with(op, **replaced) -> SimpleNamespace:
     return SimpleNamespace(**{**{name: getattr(op, name) for name in ("forward", "backward")},
                               **replaced})
+
+
+def heed_signals():
+    """A job under nohup, or in the background of a script, has inherited to ignore some."""
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_DFL)
 
 
 def run_program(program: str, *arguments, cwd: Path, **options) -> subprocess.CompletedProcess:

@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from helpers import ROOT, TINY, events
+from helpers import ROOT, TINY, events, heed_signals
 from in_process import logged, open_run, resume, state, stop_at
 
 from andrea_numba import checkpoint, model
@@ -19,12 +19,6 @@ from andrea_numba import run as run_module
 from andrea_numba.program import StopRequest, raising_on_signals
 
 LONG = ["--steps", 10**6, "--log-every", 1, "--eval-every", 0, "--sample-every", 0, "--out", "r"]
-
-
-def heed_signals():
-    """A job under nohup, or in the background of a script, has inherited to ignore some."""
-    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_DFL)
 
 
 @pytest.fixture
