@@ -9,7 +9,7 @@ import pytest
 from andrea_numba import device
 from andrea_numba.bench import __main__ as bench
 from andrea_numba.bench import compare, report, start, steps
-from andrea_numba.bench.worker import Failed, Worker
+from andrea_numba.bench.process import Failed, Worker
 
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None,
                                  reason="PyTorch is not installed")

@@ -2,7 +2,7 @@
 
     __main__.py    the command
     compare.py     what is measured, in turns
-    worker.py      the processes that take turns, and what is said to them
+    process.py     the processes that take turns, and what is said to them
     ours.py        the measurements by this project
     peer.py        the same by PyTorch
     start.py       what a user waits for at the start of a program

@@ -22,7 +22,7 @@ from ..environment import prepare_threads
 from ..errors import UserError
 from ..program import run_program, say
 from . import compare, report, steps
-from .worker import Worker
+from .process import Worker
 
 PROGRAM = "bench"
 

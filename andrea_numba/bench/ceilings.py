@@ -23,7 +23,7 @@ from kernels.common.cpu_math import FAST, FAST_SUM, F
 from kernels.common.spec import is_bf16, parse
 from kernels.registry import load_spec
 
-from .worker import Call, timed
+from .process import Call, timed
 
 WORDS = 1 << 25  # of the stream's array: four times the last cache of large processors
 BLOCK = 1 << 14

@@ -17,7 +17,7 @@ from .. import args
 from ..config import PRESETS, ModelConfig, TrainConfig
 from ..program import say
 from . import start
-from .worker import Failed, Worker
+from .process import Failed, Worker
 
 COLUMNS = ("figure", "unit", "ours", "ours_p20", "ours_p80", "peer", "theirs", "theirs_p20",
            "theirs_p80", "ratio", "tokens_per_second", "of_ceiling", "note")

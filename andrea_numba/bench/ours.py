@@ -1,4 +1,4 @@
-"""The measurements by this project, in a process that compare.py asks (worker.py)."""
+"""The measurements by this project, in a process that compare.py asks (process.py)."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tempfile
 from typing import Any
 
 from ..environment import prepare_threads
-from .worker import Call, serve
+from .process import Call, serve
 
 PROMPT = 128  # tokens in the cache when the first timed token is decoded
 DECODED = 128  # positions that are then timed in turn

@@ -1,4 +1,4 @@
-"""The same measurements by PyTorch, in a process that compare.py asks (worker.py).
+"""The same measurements by PyTorch, in a process that compare.py asks (process.py).
 
 The model is the one of model.py as a user of PyTorch would write it for speed: one product for
 q, k and v, SDPA for attention, a vocabulary padded to even edges, fused AdamW, `torch.compile`
@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from ..config import ModelConfig
 from .ours import DECODED, PROMPT, _random_ids, peak
-from .worker import Call, serve
+from .process import Call, serve
 
 
 class Block(nn.Module):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..program import say
-from .worker import Failed
+from .process import Failed
 
 PROGRAMS = Path(__file__).resolve().parents[1]
 REPEATS, QUICK_REPEATS = 5, 2

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from .. import args
 from ..config import PRESETS, TrainConfig
-from .worker import timed
+from .process import timed
 
 SHAPES = {"nano": (4, 100), "andrea-12m": (1, 5), "andrea-120m": (1, 5)}  # batch size, timed steps
 CALLS = 200  # of the product and the loop, the first quarter of them not counted
