@@ -26,7 +26,7 @@ SWEEP = {"context": (128, 256, 512, 1024, 2048), "batch": (1, 2, 4, 8, 16),
          "width": (128, 256, 384, 768, 1536)}
 EAGER: dict[str, dict[str, Any]] = {"eager": {}}
 # For PyTorch: glibc is to keep freed memory. A step had 15,800 page faults, with this 2,200, and
-# took 8 % less time of the processor (2 blocks of andrea-120m in fp32).
+# took a tenth less time of the processor (2 blocks of andrea-120m in fp32).
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
                "MALLOC_TOP_PAD_": str(1 << 26)}
 TURN = 0.1  # seconds of calls in a row, at least
