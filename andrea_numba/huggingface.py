@@ -156,8 +156,7 @@ def _read_weights(folder: Path, model: ModelConfig) -> np.ndarray:
     if len(entries) != len(header):
         raise UserError(f"{file}: a tensor is there twice, with and without {PREFIX!r}")
     table = ParameterTable(model)
-    of_no_size = np.broadcast_to(np.float32(0), table.size)
-    shapes = {name: list(view.shape) for name, view in table.unpadded(of_no_size).items()}
+    shapes = {name: list(shape) for name, shape in table.unpadded_shapes().items()}
     known = {name_of(name).removeprefix(PREFIX) for name in shapes} | {NAMES["w_head"]}
     for name in entries:
         if name not in known and not name.endswith(BUFFERS):

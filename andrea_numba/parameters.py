@@ -123,6 +123,11 @@ class ParameterTable:
         rows = {"wte": self.model.vocab_size, "w_head": self.model.vocab_size}
         return {name: self.view(flat, name)[:rows.get(name)] for name in self.tensors}
 
+    def unpadded_shapes(self) -> dict[str, tuple[int, ...]]:
+        """Name to shape of what `unpadded` gives; allocates nothing of the size of the model."""
+        of_no_size = np.broadcast_to(np.float32(0), self.size)
+        return {name: tensor.shape for name, tensor in self.unpadded(of_no_size).items()}
+
 
 def aligned_zeros(size: int, dtype=np.float32) -> np.ndarray:
     """Zeros [size] whose first element lies at a multiple of 256 bytes."""

@@ -4,18 +4,15 @@ Scratch: 4 MB per calling thread, the block of a weight gradient that is added t
 still in the cache.
 """
 
-import threading
-
 import numpy as np
 from numba import prange
 
 from ..common.cache import njit
+from ..common.cpu_tile import scratch
 from ..gelu.cpu import backward as times_gelu_slope
 from ..gelu.cpu import forward as gelu
 
 SCRATCH_ELEMENTS = 1 << 20
-
-_thread = threading.local()
 
 
 def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
@@ -48,8 +45,6 @@ def add_product(dw, a, b) -> None:
 
     In blocks along dw's longer side, so that a block of any shape stays squarish.
     """
-    if not hasattr(_thread, "scratch"):
-        _thread.scratch = np.empty(SCRATCH_ELEMENTS, np.float32)
     rows, columns = dw.shape
     longer, shorter = max(rows, columns), min(rows, columns)
     blocks = -(-longer * shorter // SCRATCH_ELEMENTS)
@@ -57,7 +52,7 @@ def add_product(dw, a, b) -> None:
     for lo in range(0, longer, size):
         part = slice(lo, min(lo + size, longer))
         target = dw[part] if rows >= columns else dw[:, part]
-        block = _thread.scratch[:target.size].reshape(target.shape)
+        block = scratch("b", np.float32, target.size).reshape(target.shape)
         if rows >= columns:
             np.matmul(a[:, part].T, b, out=block)
         else:
