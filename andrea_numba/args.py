@@ -9,6 +9,7 @@ import argparse
 import dataclasses
 import difflib
 import json
+import stat
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -99,7 +100,7 @@ def apply(config: Any, values: dict[str, dict[str, Any]], origin: str) -> None:
     """Set fields of a sectioned config from {section: {field: value}}, checking names and types."""
     parts = sections(config)
     for section, fields in values.items():
-        owner = next((n for n, p in parts.items() if hasattr(p, section)), None)
+        owner = next((n for n, p in parts.items() if section in get_type_hints(type(p))), None)
         if section not in parts and owner:
             raise UserError(f"{origin}: {section} belongs in the section [{owner}]")
         if section in parts and not isinstance(fields, dict):
@@ -118,12 +119,14 @@ def apply(config: Any, values: dict[str, dict[str, Any]], origin: str) -> None:
 
 def _checked(value: Any, hint: Any, where: str) -> Any:
     kind = _element_type(hint)
+    if any(isinstance(v, str) and "\0" in v for v in (value if type(value) is list else [value])):
+        raise UserError(f"{where} is {value!r:.100}; expected text without U+0000")
     if kind is float and type(value) is int and abs(value) <= LARGEST:
         return float(value)
     if get_origin(hint) is list:
         if isinstance(value, list) and all(type(v) is kind for v in value):
             return list(value)
-        raise UserError(f"{where} is {value!r}; expected a list such as [{value!r}]")
+        raise UserError(f"{where} is {value!r:.100}; expected a list such as [{value!r:.100}]")
     if type(value) is not kind:
         raise UserError(f"{where} is {value!r:.100}; expected {getattr(kind, '__name__', kind)}")
     return value
@@ -142,9 +145,9 @@ def apply_flags(config: Any, namespace: argparse.Namespace) -> None:
 def read_toml(path: str) -> dict[str, Any]:
     """The contents of a TOML file, or a UserError naming the file and the place."""
     file = Path(path)
-    if file.exists() and (not file.is_file() or file.stat().st_size > MAX_TOML_BYTES):
-        raise UserError(f"--config {file.absolute()}: not a TOML file of settings")
     try:
+        if not stat.S_ISREG(file.stat().st_mode) or file.stat().st_size > MAX_TOML_BYTES:
+            raise UserError(f"--config {file.absolute()}: not a TOML file of settings")
         return tomllib.loads(file.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise UserError(f"--config {file.absolute()}: {error.strerror}") from None
@@ -161,6 +164,9 @@ def to_toml(config: Any) -> str:
             # JSON and TOML agree on numbers, booleans, flat lists, and strings but for DEL.
             value = json.dumps(getattr(part, field.name), ensure_ascii=False)
             value = value.replace("\x7f", "\\u007f")
+            if any("\ud800" <= c <= "\udfff" for c in value):  # bytes the shell gave
+                raise UserError(f"{name}.{field.name} is {value:.100}, which is not UTF-8 and has "
+                                "no form in TOML; rename the file")
             lines.append(f"{field.name} = {value}  # {field.metadata['help']}")
         lines.append("")
     return "\n".join(lines)

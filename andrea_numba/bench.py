@@ -50,6 +50,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     prepare_threads(given.threads)
     import numba
 
+    from kernels.common.timing import processor_name
+
     from .device import choose
 
     try:
@@ -58,8 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"bench: error: {error}", file=sys.stderr)
         return 2
     versions = " ".join(f"{p} {importlib.metadata.version(p)}" for p in ("numpy", "numba"))
-    print(f"{cpu_name()}, {numba.get_num_threads()} threads, Python {platform.python_version()}, "
-          f"{versions}; {chosen.line}", file=sys.stderr)
+    print(f"{processor_name()}, {os.cpu_count()} cores, {numba.get_num_threads()} threads, "
+          f"Python {platform.python_version()}, {versions}; {chosen.line}", file=sys.stderr)
     table = csv.DictWriter(sys.stdout, FIELDS)
     table.writeheader()
     table.writerow({"measurement": "interleaved", "median_ms": f"{interleaved():.2f} x"})
@@ -146,16 +148,6 @@ def interleaved() -> float:
         return statistics.median(seconds[50:])
 
     return median(multiply, loop) / (median(multiply) + median(loop))
-
-
-def cpu_name() -> str:
-    """Processor model and core count, as the system names them."""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-    except OSError:
-        names = []
-    return f"{names[0] if names else platform.processor() or 'CPU'}, {os.cpu_count()} cores"
 
 
 if __name__ == "__main__":

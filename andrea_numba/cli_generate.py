@@ -13,10 +13,10 @@ from . import program
 if __name__ == "__main__":  # signals are answered to before the rest is imported
     sys.exit(program.generate())
 
+import contextlib
 import json
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from . import args
 from .config import GenerateConfig, check_limits
@@ -26,6 +26,7 @@ from .program import abandon_stdout, run_program, say
 
 PROGRAM = "andrea-generate"
 SMALLER = "--no-cache takes less memory, a smaller model too"
+MAX_PROMPT_BYTES = 1 << 24
 SEPARATOR = "-" * 40  # the line between two samples
 DESCRIPTION = "Continue a text with a trained model."
 EPILOG = """\
@@ -71,10 +72,14 @@ def _read_prompt(config: GenerateConfig) -> str:
         return _decoded((config.prompt or "").encode("utf-8", "surrogateescape"), "--prompt")
     source = f"--prompt-file {config.prompt_file}"
     try:
-        raw = (sys.stdin.buffer.read() if config.prompt_file == "-"
-               else Path(config.prompt_file).read_bytes())
+        with (contextlib.nullcontext(sys.stdin.buffer) if config.prompt_file == "-"
+              else open(config.prompt_file, "rb")) as file:
+            raw = file.read(MAX_PROMPT_BYTES + 1)  # a device or a pipe may have no end
     except OSError as error:
         raise UserError(f"{source}: {error.strerror}") from None
+    if len(raw) > MAX_PROMPT_BYTES:
+        raise UserError(f"{source}: more than {MAX_PROMPT_BYTES >> 20} MiB; the model sees only "
+                        "the end of a prompt, so give that")
     return _decoded(raw, source).removeprefix("\ufeff")
 
 
@@ -94,7 +99,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     from .parameters import ParameterTable
     from .start import load_kernels
 
-    loaded = checkpoint.load(checkpoint.find(config.checkpoint))
+    loaded = checkpoint.newest(config.checkpoint, say)
     tokenizer = loaded.tokenizer
     ids = prompt_ids(tokenizer, prompt)
     chosen = device.choose(config.device, config.precision, config.graph, SMALLER)

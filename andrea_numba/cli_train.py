@@ -9,15 +9,17 @@ from . import program
 if __name__ == "__main__":  # signals are answered to before the rest is imported
     sys.exit(program.train())
 
+import contextlib
 import dataclasses
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import args
+from . import args, checkpoint_files
 from .config import PRESETS, TrainConfig, check_train
 from .environment import prepare_threads
 from .errors import UserError
+from .lock import RunLock
 from .program import SMALLER_RUN, raising_on_signals, run_program, say
 
 DESCRIPTION = """\
@@ -30,13 +32,14 @@ examples:
   andrea-train texts/ --preset andrea-12m --plan
   andrea-train --resume
 
-Exit codes: 0 done, 1 a bug, 2 something to correct, 3 diverged, 130 and 143 interrupted by SIGINT
-or SIGTERM; a run in training finishes its step and saves first."""
+Exit codes: 0 done, 1 a bug, 2 something to correct, 3 diverged, 4 the last state could not be
+saved; 129, 130 and 143 interrupted by SIGHUP, SIGINT or SIGTERM: a run in training finishes its
+step and saves first, a second signal ends it at once. SIGUSR1 saves, and training goes on."""
 
 # What --resume may change; the rest is taken from the checkpoint and must agree with it.
 CHANGEABLE = {"data", "val_data", "encoding", "steps", "device", "precision", "graph", "threads",
-              "out", "resume", "save_every", "eval_every", "eval_tokens", "sample_every",
-              "sample_tokens", "log_every", "plot"}
+              "out", "resume", "save_every", "keep", "on_divergence", "max_skips", "eval_every",
+              "eval_tokens", "sample_every", "sample_tokens", "log_every", "plot"}
 
 
 def make_parser() -> args.Parser:
@@ -78,40 +81,82 @@ def _main(argv: Sequence[str] | None) -> int:
     if given.print_config:
         print(args.to_toml(config), end="")
         return 0
-    prepare_threads(config.run.threads)  # before anything imports NumPy
+    prepare_threads(_threads(config, given))  # before anything imports NumPy
     if given.doctor:
         from . import doctor
 
         doctor.report()
         return 0
+    if config.run.resume:
+        return _resume(config, given)
+    folder = Path(config.run.out) if config.run.out else None
+    if folder:
+        from .run import check_new
+
+        check_new(folder)
+    return _run(config, given, folder, None)
+
+
+def _threads(config: TrainConfig, given) -> int:
+    """--threads; of a run to be resumed those it had, unless others are given."""
+    if config.run.resume and "threads" not in vars(given):
+        stored = TrainConfig()
+        with contextlib.suppress(UserError):  # it comes again when the checkpoint is loaded
+            args.apply(stored, checkpoint_files.read_config(config.run.out) or {}, "")
+            check_train(stored)
+            return stored.run.threads
+    return config.run.threads
+
+
+def _resume(config: TrainConfig, given) -> int:
+    from . import checkpoint
+    from .run import finished
+
+    for flag in ("preset", "config"):
+        if getattr(given, flag) is not None:
+            raise UserError(f"--{flag} cannot be given with --resume: the settings come from the "
+                            f"checkpoint; {_changeable()}")
+    found = checkpoint.find(config.run.out)
+    resumed = checkpoint.newest(config.run.out, say)
+    folder = checkpoint.run_folder(resumed)
+    out = config.run.out or str(folder)
+    config = _resumed_config(config, given, resumed.config, folder)
+    if resumed.step > config.run.steps or (resumed.step == config.run.steps
+                                           and finished(folder, resumed.step)):
+        say(f"{folder} is complete: {resumed.step} steps done; "
+            f"go on with --resume --steps N, N above {resumed.step}")
+        return 0
+    with contextlib.nullcontext() if given.plan else RunLock(folder):
+        if checkpoint.find(out) != found:
+            raise UserError(f"{folder} has changed meanwhile: another andrea-train went on with "
+                            "it; start again")
+        best = resumed.state.get("best")
+        if not given.plan and isinstance(best, dict) and best.get("step") == resumed.step:
+            checkpoint.mark_best(folder, resumed.step)  # a kill may have come just before
+        return _run(config, given, folder, resumed)
+
+
+def _run(config: TrainConfig, given, folder: Path | None, resumed) -> int:
+    """Train in `folder`, or for None in a new one below runs/; or only plan."""
     from . import device
 
     run = config.run
     chosen = device.choose(run.device, run.precision, run.graph)
-    with chosen.memory.queue():
-        return _run(config, given, chosen)
-
-
-def _run(config: TrainConfig, given, chosen) -> int:
-    from . import plan
-    from .run import check_writable, free_folder
-
-    resumed, folder = None, Path(config.run.out)
-    if config.run.resume:
-        resumed, folder, config = _open_run(config, given)
-        if resumed.step >= config.run.steps:
-            say(f"{folder} is complete: {resumed.step} steps done; "
-                f"go on with --resume --steps N, N above {resumed.step}")
-            return 0
-    elif config.run.out:
-        _check_new(folder)
     say(chosen.line)
+    with chosen.memory.queue():
+        return _on_device(config, given, chosen, folder, resumed)
+
+
+def _on_device(config: TrainConfig, given, chosen, folder: Path | None, resumed) -> int:
+    from . import checkpoint, plan
+    from .parameters import ParameterTable
+    from .run import check_writable
+
     with raising_on_signals():
         corpus = _open_data(config, resumed)
-    if not config.run.out and not resumed:
-        folder = free_folder(corpus.name)
     if not given.plan:
-        check_writable(folder)
+        check_writable(folder or Path("runs"))
+        checkpoint.check_space(folder or Path("runs"), ParameterTable(config.model))
     plan.check_fits(config, chosen.memory)
     _load_kernels(chosen, config)
     if given.plan:
@@ -119,29 +164,6 @@ def _run(config: TrainConfig, given, chosen) -> int:
         return 0
     with raising_on_signals():
         return _train(config, chosen, corpus, folder, resumed)
-
-
-def _open_run(config: TrainConfig, given):
-    """For --resume: the checkpoint, its run's folder, and its config with the allowed changes."""
-    from . import checkpoint
-
-    for flag in ("preset", "config"):
-        if getattr(given, flag) is not None:
-            raise UserError(f"--{flag} cannot be given with --resume: the settings come from the "
-                            f"checkpoint; {_changeable()}")
-    resumed = checkpoint.load(checkpoint.find(config.run.out))
-    folder = checkpoint.run_folder(resumed)
-    return resumed, folder, _resumed_config(config, given, resumed.config, folder)
-
-
-def _check_new(folder: Path) -> None:
-    from .run import check_writable
-
-    check_writable(folder)
-    if any(folder.glob("*")):
-        remedy = (", or --resume to go on with the run in it"
-                  if any(folder.glob("checkpoints/step-*")) else "")
-        raise UserError(f"--out {folder} is not empty; give a new folder{remedy}")
 
 
 def _open_data(config: TrainConfig, resumed):
@@ -186,7 +208,7 @@ def _load_kernels(chosen, config: TrainConfig) -> None:
         say("warning: Numba found no OpenMP (libgomp) and no TBB; its own thread pool is slower")
 
 
-def _train(config: TrainConfig, chosen, corpus, folder: Path, resumed) -> int:
+def _train(config: TrainConfig, chosen, corpus, folder: Path | None, resumed) -> int:
     from . import plot
     from .run import Run
     from .trainer import Trainer
@@ -201,9 +223,10 @@ def _train(config: TrainConfig, chosen, corpus, folder: Path, resumed) -> int:
     say(f"{corpus.name}: {len(dataset.train):,} tokens to train on, {len(dataset.val):,} to "
         f"validate; {trainer.table.count:,} parameters; {trainer.tokens_per_step:,} tokens a step "
         f"({run.batch_size} × {config.model.context}, accumulated {run.grad_accum} ×)")
-    code = Run(trainer, corpus, folder, resumed).train()
+    training = Run(trainer, corpus, folder, resumed)
+    code = training.train()
     if code == 0:
-        print(f"andrea-generate {shlex.quote(str(folder))}", flush=True)
+        print(f"andrea-generate {shlex.quote(str(training.folder))}", flush=True)
     return code
 
 

@@ -85,8 +85,12 @@ class RunConfig:
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     out: str = option("", "folder of the run; default runs/DATA, numbered when taken")
     resume: bool = option(False, "continue the run in --out, or the newest run without --out")
-    save_every: int = option(1000, "steps between checkpoints, of which the newest is kept; "
-                             "0 = only at the end", at_least=0)
+    save_every: int = option(1000, "steps between checkpoints; 0 = only at the end", at_least=0)
+    keep: int = option(1, "newest checkpoints that stay, beside the best one", at_least=1)
+    on_divergence: str = option("stop", "when a loss or gradient is not finite; skip = leave that "
+                                "update out", choices=("stop", "skip"))
+    max_skips: int = option(10, "updates left out in a row before the run stops after all",
+                            at_least=1)
     overfit_one_batch: bool = option(False, "train on the first batch alone: loss must go to 0")
 
 

@@ -50,15 +50,16 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
         if not given or "\0" in given:
             raise UserError(f"{given!r} was given as the name of a file")
         close = difflib.get_close_matches(given, ("stories", "pydocs"), n=1)
-        if close and not built_in and not Path(given).exists():
+        if close and not built_in and not os.path.exists(given):
             raise UserError(f"no such file or folder: {Path(given).absolute()}; did you mean the "
                             f"built-in corpus {close[0]}?")
     name = built_in[0] if built_in else Path(os.path.realpath(config.data[0])).stem or "text"
-    if len(config.data) == 1 and Path(config.data[0]).is_file() and is_token_file(config.data[0]):
+    only = config.data[0] if len(config.data) == 1 else ""
+    if os.path.isfile(only) and is_token_file(only):
         if config.val_data:
-            raise UserError(f"{config.data[0]} is a token file: its last part is the validation "
+            raise UserError(f"{only} is a token file: its last part is the validation "
                             "text (--val-fraction), and --val-data cannot be given")
-        return Corpus(name, load_token_file(config.data[0], config.val_fraction, context))
+        return Corpus(name, load_token_file(only, config.val_fraction, context))
     if name == "stories" and built_in:
         from .stories import generate_stories
 

@@ -7,11 +7,13 @@ on the same text reuse. What stays in memory is a chunk.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
 import os
 import tempfile
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,6 +55,33 @@ class Dataset:
     _temporary_folder: Any = field(default=None, repr=False)  # removed with the dataset
 
 
+ABANDONED_SECONDS = 3600  # a file still being written has changed more recently
+
+
+class _Fingerprint:
+    """sha256 of the UTF-8 of documents, in which they cannot run into each other."""
+
+    def __init__(self):
+        self._digest = hashlib.sha256()
+        self.n_documents = 0
+        self.hexdigest = self._digest.hexdigest
+
+    def start_document(self) -> None:
+        if self.n_documents:
+            self._digest.update(b"\xff")  # never part of UTF-8
+        self.n_documents += 1
+
+    def update(self, document: Document, text: str) -> bytes:
+        """Add a piece of the document; returns its UTF-8."""
+        try:
+            encoded = text.encode("utf-8")
+        except UnicodeEncodeError:
+            raise UserError(f"{document.name} decodes to half of a surrogate pair; give the "
+                            "right --encoding") from None
+        self._digest.update(encoded)
+        return encoded
+
+
 @dataclass
 class _Survey:
     """What a first pass over the text finds."""
@@ -65,21 +94,14 @@ class _Survey:
 
 
 def _survey(documents: Iterable[Document]) -> _Survey:
-    digest = hashlib.sha256()
-    n_documents = n_bytes = n_characters = n_carriage_returns = 0
+    fingerprint = _Fingerprint()
+    n_bytes = n_characters = n_carriage_returns = 0
     with_returns: list[str] = []
     for document in documents:
-        if n_documents:
-            digest.update(b"\xff")  # never part of UTF-8: documents cannot run into each other
-        n_documents += 1
+        fingerprint.start_document()
         returns = 0
         for text in document.chunks():
-            try:
-                encoded = text.encode("utf-8")
-            except UnicodeEncodeError:
-                raise UserError(f"{document.name} decodes to half of a surrogate pair; give the "
-                                "right --encoding") from None
-            digest.update(encoded)
+            encoded = fingerprint.update(document, text)
             n_bytes += len(encoded)
             n_characters += len(text)
             returns += encoded.count(b"\r")
@@ -93,7 +115,7 @@ def _survey(documents: Iterable[Document]) -> _Survey:
         others = " and others" if len(with_returns) > 1 else ""
         notices.append(f"{with_returns[0]}{others}: {n_carriage_returns:,} carriage returns (CR) "
                        "in the text are kept, and learnt, as they are")
-    return _Survey(digest.hexdigest(), n_documents, n_bytes, n_characters, notices)
+    return _Survey(fingerprint.hexdigest(), fingerprint.n_documents, n_bytes, n_characters, notices)
 
 
 def _all_chunks(documents: Iterable[Document]) -> Iterator[str]:
@@ -101,12 +123,15 @@ def _all_chunks(documents: Iterable[Document]) -> Iterator[str]:
         yield from document.chunks()
 
 
-def _encoded(documents: Iterable[Document], tokenizer: Tokenizer,
+def _encoded(documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
              marks: bool) -> Iterator[np.ndarray]:
     """The ids of all documents, chunk by chunk, a mark after each if asked for."""
+    fingerprint = _Fingerprint()
     for document in documents:
+        fingerprint.start_document()
         position = 0
         for text in document.chunks():
+            fingerprint.update(document, text)
             try:
                 yield tokenizer.encode(text)
             except UnknownCharacters as error:
@@ -114,14 +139,16 @@ def _encoded(documents: Iterable[Document], tokenizer: Tokenizer,
             position += len(text)
         if marks:
             yield np.array([tokenizer.document_mark], np.int32)
+    if fingerprint.hexdigest() != survey.fingerprint:
+        raise UserError("the text changed while it was read; start again when it is complete")
 
 
 def _write(path: Path, documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
            marks: bool) -> None:
     metadata = {"tokenizer": tokenizer.to_dict(), "fingerprint": survey.fingerprint,
                 "documents": survey.n_documents if marks else 1}
-    TokenFile.write(path, _encoded(documents, tokenizer, marks), tokenizer.vocab_size,
-                    survey.n_bytes, survey.n_characters, metadata)
+    TokenFile.write(path, _encoded(documents, survey, tokenizer, marks),
+                    tokenizer.vocab_size, survey.n_bytes, survey.n_characters, metadata)
 
 
 def _uses_marks(survey: _Survey, tokenizer: Tokenizer) -> bool:
@@ -135,6 +162,8 @@ def write_token_file(path: str | Path, documents: Iterable[Document],
 
     Raises UserError for text that cannot be read and a file that cannot be written.
     """
+    if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by a file
+        raise UserError(f"{Path(path).absolute()} is not a regular file; give another name")
     survey = _survey(documents)
     tokenizer = build_tokenizer(tokenizer_name, _all_chunks(documents), survey.n_documents)
     try:
@@ -169,9 +198,12 @@ class _Cache:
         try:
             return TokenFile.open(self.folder / name)
         except UserError:
-            pass  # not there, or damaged
+            if os.path.lexists(self.folder / name):
+                self.notices.append(f"the token ids in {self.folder / name} are damaged: they are "
+                                    "made anew")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._remove_abandoned()
             _write(self.folder / name, documents, survey, tokenizer, marks)
         except OSError as error:
             self._fall_back(error)
@@ -180,6 +212,13 @@ class _Cache:
             except OSError as second:
                 raise _no_space(self.folder, second) from None
         return TokenFile.open(self.folder / name)
+
+    def _remove_abandoned(self) -> None:
+        """Remove what processes left behind that were killed while they wrote."""
+        for file in self.folder.glob("*.tmp"):
+            with contextlib.suppress(OSError):
+                if time.time() - file.stat().st_mtime > ABANDONED_SECONDS:
+                    file.unlink()
 
     def _fall_back(self, error: OSError) -> None:
         self.notices.append(f"cannot keep token ids in {self.folder} ({error.strerror}): they go "

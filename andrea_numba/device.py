@@ -13,12 +13,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import kernels
+from kernels.common.gpus import OLDEST, dotted
 
 from .errors import UserError
 from .memory import HOST, HostMemory
 from .program import SMALLER_RUN, say
 
-OLDEST = (8, 0)  # compute capability of the A100; bf16 and cp.async begin there
 INSTALL = "pip install '.[cu13]'"
 EXTRAS = f"{INSTALL} (NVIDIA driver r580 or newer) or '.[cu12]' (r525 or newer)"
 WSL_HINT = (" (under WSL a Linux driver package hides the one of Windows, "
@@ -98,16 +98,16 @@ def _problem() -> str:
         return _one_line(error)
     found = gpu()
     if found.capability < OLDEST:
-        return (f"{found.name} has compute capability {_dotted(found.capability)}; "
-                f"{_dotted(OLDEST)} is the oldest that these kernels run on")
+        return (f"{found.name} has compute capability {dotted(found.capability)}; "
+                f"{dotted(OLDEST)} is the oldest that these kernels run on")
     extra = "cu13" if found.driver >= (13, 0) else "cu12"
     if not cuda.cudadrv.nvvm.is_available():
         return f"the CUDA compiler (NVVM) is not installed: pip install '.[{extra}]'"
     linker_version()  # raises where nvJitLink is missing
     toolkit = cuda.runtime.get_version()
     if toolkit[0] > found.driver[0]:
-        return (f"the NVIDIA driver (CUDA {_dotted(found.driver)}) is older than the installed "
-                f"toolkit (CUDA {_dotted(toolkit)}): update the driver, or "
+        return (f"the NVIDIA driver (CUDA {dotted(found.driver)}) is older than the installed "
+                f"toolkit (CUDA {dotted(toolkit)}): update the driver, or "
                 f"pip install '.[{extra}]'")
     return ""
 
@@ -122,8 +122,8 @@ class Gpu:
 
     @property
     def line(self) -> str:
-        return (f"{self.name}, compute capability {_dotted(self.capability)}, "
-                f"driver for CUDA {_dotted(self.driver)}")
+        return (f"{self.name}, compute capability {dotted(self.capability)}, "
+                f"driver for CUDA {dotted(self.driver)}")
 
 
 def gpu() -> Gpu:
@@ -189,7 +189,3 @@ def _wsl_hint() -> str:
 
 def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
-
-
-def _dotted(version: tuple[int, int]) -> str:
-    return ".".join(map(str, version))

@@ -90,12 +90,10 @@ def _machine() -> Iterator[str]:
 def _processor() -> Iterator[str]:
     from llvmlite import binding
 
-    described = Path("/proc/cpuinfo")
-    names = [line.partition(":")[2].strip() for line in
-             (described.read_text(encoding="utf-8") if described.exists() else "").splitlines()
-             if line.startswith("model name")]
+    from kernels.common.timing import processor_name
+
     features = binding.get_host_cpu_features()
-    yield (f"{names[0] if names else platform.processor()} ({binding.get_host_cpu_name()}): "
+    yield (f"{processor_name()} ({binding.get_host_cpu_name()}): "
            f"{', '.join(name for name in VECTORS if features.get(name)) or 'no vectors known'}")
 
 
@@ -169,8 +167,9 @@ def _load(library: str) -> str:
 
 def _newest_cuda() -> Iterator[str]:
     from kernels.common.cuda import driver
+    from kernels.common.gpus import dotted
 
-    yield "newest CUDA that it knows: {}.{}".format(*driver.get_version())
+    yield f"newest CUDA that it knows: {dotted(driver.get_version())}"
 
 
 def _toolkit() -> Iterator[str]:
@@ -211,16 +210,16 @@ def _missing(name: str, reason: str, places) -> Iterator[str]:
 
 
 def _gpus() -> Iterator[str]:
-    from kernels.common.cuda import cuda, driver
+    from kernels.common.cuda import cuda, device_name, driver
+    from kernels.common.gpus import OLDEST, dotted
 
-    from .device import OLDEST
     from .metrics import byte_size
 
     for gpu in cuda.list_devices():
-        name = gpu.name.decode() if isinstance(gpu.name, bytes) else gpu.name
         capability = tuple(gpu.compute_capability)
-        answer = "supported" if capability >= OLDEST else "too old, 8.0 is the oldest supported"
-        yield (f"{gpu.id}: {name}, compute capability {'.'.join(map(str, capability))} ({answer}), "
+        answer = ("supported" if capability >= OLDEST
+                  else f"too old, {dotted(OLDEST)} is the oldest supported")
+        yield (f"{gpu.id}: {device_name(gpu)}, compute capability {dotted(capability)} ({answer}), "
                f"{byte_size(int(driver.cuDeviceTotalMem(gpu.id)))}")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,6 +29,9 @@ class Score:
         """Count the losses [N] of some targets."""
         self.nats += float(losses.sum(dtype=np.float64))
 
+    def __add__(self, other: Score) -> Score:
+        return Score(self.tokens + other.tokens, self.nats + other.nats)
+
     @property
     def loss(self) -> float:
         """Mean nats per token."""
@@ -36,18 +39,33 @@ class Score:
 
 
 class Evaluator:
-    """Runs the model over windows of `tokens` [n] with the training buffers, a batch at a time."""
+    """Runs the model over windows of `tokens` [n] with the training buffers, a batch at a time.
 
-    def __init__(self, config: ModelConfig, ops, p, buffers, transfers, batch_size: int, tokens):
+    Before each batch `progress` is called with the number of tokens in it; what it raises ends
+    the evaluation.
+    """
+
+    def __init__(self, config: ModelConfig, ops, p, buffers, transfers, batch_size: int, tokens,
+                 progress: Callable[[int], None] = lambda tokens: None):
         self._config, self._ops, self._p, self._buffers = config, ops, p, buffers
         self._transfers, self._batch_size, self._tokens = transfers, batch_size, tokens
+        self._progress = progress
 
     def score(self, max_tokens: int = 0) -> Score:
         """Every target once in windows that do not overlap; about `max_tokens` of them if given."""
+        return self._total(self._windows(0, self._count(max_tokens)), first=0)
+
+    def rest(self, max_tokens: int) -> Score:
+        """The targets that `score(max_tokens)` leaves out."""
+        return self._total(self._windows(self._count(max_tokens), None), first=0)
+
+    def _count(self, max_tokens: int) -> int:
+        """How many windows hold the first `max_tokens` targets, or all of them for 0."""
+        return -(-(max_tokens or len(self._tokens)) // self._config.context)
+
+    def _windows(self, start: int, stop: int | None) -> Iterable[tuple[int, int]]:
         windows = validation_windows(self._tokens, self._config.context)
-        if max_tokens:
-            windows = itertools.islice(windows, -(-max_tokens // self._config.context))
-        return self._total(windows, first=0)
+        return itertools.islice(windows, start, stop)
 
     def score_with_context(self) -> Score:
         """Only targets with at least context/2 tokens before them in the window.
@@ -66,6 +84,7 @@ class Evaluator:
         score = Score()
         for batch in self._batches(windows):
             length = batch[0][1]
+            self._progress(length * len(batch))
             ids = np.stack([self._tokens[s:s + length] for s, _ in batch]).astype(np.int32)
             targets = np.stack([self._tokens[s + 1:s + 1 + length] for s, _ in batch])
             targets = targets.astype(np.int32)

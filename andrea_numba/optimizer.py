@@ -18,8 +18,9 @@ class Optimizer:
 
     Weight decay applies to every matrix, both embedding tables included (the token table is
     the output projection too when tied), and to no bias, gain or offset.
-    `step` counts updates made; `m` and `v` [table.size] are the moments, `norm` [1] the gradient
-    norm before clipping. Once it is not finite it stays so, and no update changes anything.
+    `step` counts updates asked for; `m` and `v` [table.size] are the moments, `norm` [1] the
+    gradient norm before clipping. Once it is not finite it stays so, and no update changes
+    anything, until it is set to zero.
     """
 
     def __init__(self, ops, table: ParameterTable, config: OptimizerConfig, memory=HOST):
@@ -29,6 +30,10 @@ class Optimizer:
         self.v = memory.zeros(table.size)
         self.norm = memory.zeros(1)
         self._transfers, self._graphs = memory.transfers(RATES), memory.graphs()
+
+    def require_finite(self, values) -> None:
+        """Make `norm` not finite if any of the float32 `values` is not."""
+        self.ops.grad_norm.forward(self.norm, values, self.norm)
 
     def update(self, weights, operands, grads, lr: float) -> None:
         """Change `weights` in place, and `operands`, the same in bfloat16, if it is not None.
@@ -42,7 +47,7 @@ class Optimizer:
         rates = self._transfers.upload(rates.view(np.int32))[0].view(np.float32)
 
         def work():
-            self.ops.grad_norm.forward(self.norm, grads, self.norm)
+            self.require_finite(grads)
             self.ops.adamw.update(weights, operands, self.m, self.v, grads, self.norm, rates,
                                   self.table.n_decay, c.beta1, c.beta2, c.eps, c.weight_decay,
                                   c.clip)

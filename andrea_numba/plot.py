@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 from pathlib import Path
 
 from .log import read_events
@@ -15,7 +16,10 @@ def available() -> bool:
 
 
 def write_curves(log: Path, image: Path) -> None:
-    """Draw loss (training and validation), gradient norm and learning rate against the step."""
+    """Draw loss (training and validation), gradient norm and learning rate against the step.
+
+    Raises OSError, leaving an older image as it was.
+    """
     from matplotlib.figure import Figure  # no pyplot: it would look for a display
 
     losses, evaluations = read_events(log, "run.loss"), read_events(log, "run.eval")
@@ -35,4 +39,9 @@ def write_curves(log: Path, image: Path) -> None:
     bottom.set_xlabel("step")
     for axes in (top, middle, bottom):
         axes.grid(alpha=0.3)
-    figure.savefig(image, dpi=120)
+    temporary = image.with_name(f".{image.name}")
+    try:
+        figure.savefig(temporary, dpi=120, format="png")
+        os.replace(temporary, image)
+    finally:
+        temporary.unlink(missing_ok=True)

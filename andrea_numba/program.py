@@ -13,16 +13,22 @@ import io
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 
 from .errors import UserError, WrongKernel
 
 MAX_LINE = 2000  # of an error, whatever text a file put into it
 SMALLER_RUN = "a smaller --batch-size or model may fit"  # where memory is short
+STOPS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+SAVE = getattr(signal, "SIGUSR1", None)  # Windows has none
+SAME_REQUEST = 0.03  # seconds: `timeout` signals the program, and again the group it is in
 
 
 def train() -> int:
     """andrea-train; returns its exit code."""
+    if SAVE:
+        signal.signal(SAVE, signal.SIG_IGN)  # before training begins there is nothing to save
     return _start("andrea-train", ".cli_train")
 
 
@@ -42,17 +48,65 @@ def _start(name: str, module: str) -> int:
     _on_signals(end)
     code = importlib.import_module(module, __package__).main()
     _on_signals(signal.SIG_DFL)  # nothing may be raised while the interpreter shuts down
+    try:
+        sys.stderr.flush()
+    except OSError:
+        _abandon(sys.stderr)
     return code
 
 
 @contextlib.contextmanager
 def raising_on_signals() -> Iterator[None]:
-    """For what must tidy up: SIGINT and SIGTERM raise; a second one ends the process at once."""
-    def leave(number: int, frame) -> None:
-        _on_signals(signal.SIG_DFL)
+    """For what must tidy up: a signal to stop raises; a second one ends the process at once."""
+    def leave(number: int) -> None:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
 
-    before = _on_signals(leave)
+    with _answering(leave):
+        yield
+
+
+class StopRequest:
+    """Turns the first signal to stop into `signal`, its number, and SIGUSR1 into `save`.
+
+    A second signal to stop ends the process at once, with the exit code of a signal.
+    """
+
+    def __init__(self):
+        self.signal = 0
+        self.save = False
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        before = signal.signal(SAVE, self._save) if SAVE else None
+        try:
+            with _answering(self._stop):
+                yield
+        finally:
+            if SAVE:
+                signal.signal(SAVE, before)
+
+    def _stop(self, number: int) -> None:
+        self.signal = number
+        with contextlib.suppress(OSError):
+            os.write(2, b"\nfinishing the step and saving; once more stops at once\n")
+
+    def _save(self, number: int, frame) -> None:
+        self.save = True
+
+
+@contextlib.contextmanager
+def _answering(first: Callable[[int], None]) -> Iterator[None]:
+    """Let `first` answer to the first signal to stop; another one ends the process."""
+    stopped_at: list[float] = []
+
+    def answer(number: int, frame) -> None:
+        stopped_at.append(time.monotonic())
+        if len(stopped_at) == 1:
+            first(number)
+        elif stopped_at[-1] - stopped_at[0] > SAME_REQUEST:
+            os._exit(128 + number)
+
+    before = _on_signals(answer)
     try:
         yield
     finally:
@@ -61,9 +115,10 @@ def raising_on_signals() -> Iterator[None]:
 
 
 def _on_signals(handler) -> dict:
-    """Let `handler` answer to SIGINT and SIGTERM; those who did so before."""
-    return {number: signal.signal(number, handler) for number in (signal.SIGINT, signal.SIGTERM)
-            if signal.getsignal(number) != signal.SIG_IGN}  # as in the background of a script
+    """Let `handler` answer to the signals to stop; those who did so before."""
+    return {number: signal.signal(number, handler) for number in STOPS
+            # ignored: as SIGINT in the background of a script, and SIGHUP under nohup
+            if signal.getsignal(number) != signal.SIG_IGN}
 
 
 def run_program(name: str, action: Callable[[], int], smaller: str = "") -> int:
@@ -82,7 +137,7 @@ def run_program(name: str, action: Callable[[], int], smaller: str = "") -> int:
         sys.stdout.flush()
         return code
     except UserError as error:
-        text = str(error).replace("\n", "\\n")
+        text = "\\n".join(str(error).splitlines())
         say(f"{name}: error: {text[:MAX_LINE]}")
         return 2
     except WrongKernel as error:
@@ -111,8 +166,13 @@ def say(text: str) -> None:
 
 
 def abandon_stdout() -> None:
+    """Write no more to stdout, for which nobody is there."""
+    _abandon(sys.stdout)
+
+
+def _abandon(stream) -> None:
     """Drop what is still buffered: the interpreter would try to write it at exit, and complain."""
     with contextlib.suppress(OSError, ValueError):  # ValueError: not backed by a file
         nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, sys.stdout.fileno())
+        os.dup2(nowhere, stream.fileno())
         os.close(nowhere)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import codecs
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import NoReturn
 
 from .errors import UserError
 
 CHUNK_BYTES = 1 << 20
-MAX_LINE_CHARACTERS = 1 << 26  # of a JSON line, which must be held in memory whole
+MAX_LINE_CHARACTERS = 1 << 23  # of a JSON line, which must be held in memory whole
 SUFFIXES = (".txt", ".md", ".jsonl")  # what is read from a folder
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 
@@ -27,7 +29,8 @@ class Document:
 
     @classmethod
     def from_text(cls, name: str, text: str) -> Document:
-        return cls(name, lambda: iter((text,)))
+        return cls(name, lambda: (text[start:start + CHUNK_BYTES]
+                                  for start in range(0, len(text), CHUNK_BYTES)))
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ def open_sources(paths: Sequence[str], encoding: str = "utf-8") -> Sources:
     """The documents of text files, `.jsonl` files (one document a line) and folders of them.
 
     A folder is read recursively in sorted order, files and folders named `.something` left out.
+    Links to files are followed, links to folders are not: they may lead in a circle.
     Raises UserError for a path that does not exist, is empty, or comes twice, and for an unknown
     encoding. What is wrong inside a file is found, and raised the same way, while it is read.
     """
@@ -63,14 +67,14 @@ def open_sources(paths: Sequence[str], encoding: str = "utf-8") -> Sources:
         raise UserError("no text given; give a text file, a folder or a .jsonl file")
     for path in map(Path, paths):
         if os.path.isdir(path):
-            found = _folder_files(path)
-            used = [file for file in found if file.stat().st_size]
+            used, left_out = _folder_files(path)
+            counts = [f"left out {count} {kind}" for kind, count in left_out.items()]
             if not used:
-                raise UserError(f"folder {path.absolute()} holds no text: expected at least one "
-                                f"non-empty file named {', '.join('*' + s for s in SUFFIXES)}")
-            if len(used) < len(found):
-                notices.append(f"{path}: left out {len(found) - len(used)} empty file(s)")
+                expected = ", ".join("*" + suffix for suffix in SUFFIXES)
+                raise UserError("; ".join([f"folder {path.absolute()} holds no text: expected at "
+                                           f"least one non-empty file named {expected}", *counts]))
             files += used
+            notices += [f"{path}: {count}" for count in counts]
         else:
             files.append(_checked_file(path))
     seen: dict[str, Path] = {}
@@ -84,23 +88,43 @@ def open_sources(paths: Sequence[str], encoding: str = "utf-8") -> Sources:
 
 
 def _checked_file(path: Path) -> Path:
-    if not os.path.exists(path):  # unlike Path.exists, False for names too long to exist
-        raise UserError(f"no such file or folder: {path.absolute()}")
-    if not os.path.isfile(path):
+    try:
+        size = path.stat().st_size
+    except FileNotFoundError:
+        raise UserError(f"no such file or folder: {path.absolute()}") from None
+    except OSError as error:  # the reason comes first: a name may be too long for a line
+        raise UserError(f"{error.strerror}: {path.absolute()}") from None
+    if not path.is_file():
         raise UserError(f"{path.absolute()} is not a regular file; it is read more than once, so "
                         "save the text to a file first")
-    if path.stat().st_size == 0:
+    if size == 0:
         raise UserError(f"{path.absolute()} is empty (0 bytes); give a file that holds text")
     return path
 
 
-def _folder_files(folder: Path) -> list[Path]:
-    found = []
-    for parent, folders, names in os.walk(folder):
+def _folder_files(folder: Path) -> tuple[list[Path], Counter[str]]:
+    """The files with text in a folder, sorted; and how many entries of which kind are not."""
+    used: list[Path] = []
+    left_out: Counter[str] = Counter()
+    for parent, folders, names in os.walk(folder, onerror=_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]
-        found += [Path(parent, name) for name in names
-                  if name.endswith(SUFFIXES) and not name.startswith(".")]
-    return sorted((file for file in found if file.is_file()), key=lambda file: file.parts)
+        left_out["link(s) to folders: give them by name"] += sum(
+            os.path.islink(os.path.join(parent, name)) for name in folders)
+        for name in names:
+            if not name.endswith(SUFFIXES) or name.startswith("."):
+                continue
+            file = Path(parent, name)
+            if not os.path.isfile(file):
+                left_out["broken link(s) or special file(s)"] += 1
+            elif file.stat().st_size == 0:
+                left_out["empty file(s)"] += 1
+            else:
+                used.append(file)
+    return sorted(used, key=lambda file: file.parts), +left_out
+
+
+def _unreadable(error: OSError) -> NoReturn:
+    raise UserError(f"cannot read folder {os.path.abspath(error.filename)}: {error.strerror}")
 
 
 def _checked_encoding(encoding: str) -> str:
@@ -161,14 +185,18 @@ def read_text(path: Path, encoding: str = "utf-8") -> Iterator[str]:
 
 def _lines(path: Path, encoding: str) -> Iterator[str]:
     """Lines split at "\\n" alone: other separators may stand inside a JSON string."""
-    rest = ""
+    begun: list[str] = []  # the pieces of a line that has not ended yet
     for number, chunk in enumerate(read_text(path, encoding)):
-        *whole, rest = (rest + chunk).split("\n")
-        yield from whole
-        if len(rest) > MAX_LINE_CHARACTERS:
+        first, *others = chunk.split("\n")
+        begun.append(first)
+        if sum(map(len, begun)) > MAX_LINE_CHARACTERS:
             raise UserError(f"{path}: a line around MiB {number} is longer than "
                             f"{MAX_LINE_CHARACTERS:,} characters; expected one JSON object a line")
-    yield rest
+        if others:
+            others.insert(0, "".join(begun))
+            begun = [others.pop()]
+            yield from others
+    yield "".join(begun)
 
 
 def _json_documents(path: Path, encoding: str) -> Iterator[Document]:

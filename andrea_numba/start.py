@@ -33,10 +33,9 @@ def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool 
 
 
 def _check(device: Device, model: ModelConfig, training: bool) -> None:
-    record = self_check.Record(model, device.memory.precision, training)
-    # Training's check decodes too.
-    if record.exists() or self_check.Record(model, device.memory.precision,
-                                                   training=True).exists():
+    record, of_training = (self_check.Record(model, device.memory.precision, kind)
+                           for kind in (training, True))
+    if record.exists() or of_training.exists():  # training's check decodes too
         return
     say("first use of this model on this GPU: compiling the kernels and comparing each with the "
         "CPU, about a minute")

@@ -10,6 +10,8 @@
           48   uint64   length of the metadata, a JSON object in UTF-8
           56   uint64   offset of the first id, a multiple of 64
           64   the metadata, then zeros up to the first id, then the ids; all little-endian
+
+Among the metadata is `crc32`, of the bytes of all ids, as 8 hex digits.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import mmap
 import os
 import secrets
 import struct
+import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -113,13 +116,14 @@ class TokenFile:
         """Check header, length and every id (once, in chunks) and map the file.
 
         Raises UserError, in one line, for a file that is missing, foreign, of another version,
-        shorter or longer than its header says, or holds ids outside its vocabulary.
+        shorter or longer than its header says, or holds ids outside its vocabulary or other ids
+        than were written.
         """
         path = Path(path)
         try:
             with open(path, "rb") as file:
                 header = _read_header(path, file)
-                _check_ids(path, file, header)
+                _check_ids(path, file, header, header["metadata"].pop("crc32", None))
             return cls(path, **header)
         except OSError as error:
             raise UserError(f"cannot read token file {path.absolute()}: "
@@ -134,24 +138,26 @@ class TokenFile:
         """
         path = Path(path)
         dtype = id_dtype(vocab_size)
-        encoded = json.dumps(metadata or {}).encode("utf-8")
+        encoded = _with_checksum(metadata, 0)  # as long as with the checksum of the ids
         data_offset = -(-(_HEADER.size + len(encoded)) // _ALIGNMENT) * _ALIGNMENT
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         try:
             with open(temporary, "xb") as file:
                 file.write(bytes(data_offset))
-                n_tokens = 0
+                n_tokens = checksum = 0
                 for ids in chunks:
                     ids = np.asarray(ids)
                     if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
                         raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary "
                                          f"of {vocab_size}")
-                    file.write(ids.astype(dtype).tobytes())
+                    raw = ids.astype(dtype).tobytes()
+                    checksum = zlib.crc32(raw, checksum)
+                    file.write(raw)
                     n_tokens += ids.size
                 file.seek(0)
                 file.write(_HEADER.pack(MAGIC, VERSION, dtype.itemsize, vocab_size, n_tokens,
                                         n_bytes, n_characters, len(encoded), data_offset))
-                file.write(encoded)
+                file.write(_with_checksum(metadata, checksum))
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
@@ -202,14 +208,23 @@ def _read_header(path: Path, file) -> dict[str, Any]:
             "n_characters": n_characters, "metadata": metadata, "data_offset": data_offset}
 
 
-def _check_ids(path: Path, file, header: dict[str, Any]) -> None:
+def _with_checksum(metadata: dict[str, Any] | None, crc32: int) -> bytes:
+    """The metadata as they are written; their length does not depend on the checksum."""
+    return json.dumps({**(metadata or {}), "crc32": f"{crc32:08x}"}).encode("utf-8")
+
+
+def _check_ids(path: Path, file, header: dict[str, Any], checksum: str | None) -> None:
     vocab_size, dtype = header["vocab_size"], id_dtype(header["vocab_size"])
     file.seek(header["data_offset"])
-    position = 0
+    position = crc32 = 0
     while (ids := np.frombuffer(file.read(_READ_IDS * dtype.itemsize), dtype)).size:
+        crc32 = zlib.crc32(ids, crc32)
         if ids.max() >= vocab_size:
             at = int(np.argmax(ids >= vocab_size))
             raise UserError(f"token file {path}: id {ids[at]} at position {position + at} is "
                             f"outside its vocabulary, 0 to {vocab_size - 1}; make it again with "
                             "data/prepare.py")
         position += ids.size
+    if checksum not in (None, f"{crc32:08x}"):
+        raise UserError(f"token file {path} is damaged: its ids have the checksum {crc32:08x}, "
+                        f"its metadata say {checksum!r:.20}; make it again with data/prepare.py")

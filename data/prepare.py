@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Text to a token file: `python data/prepare.py TEXT... --output FILE.tokens`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from andrea_numba.program import run_program
 def main() -> int:
     from andrea_numba.args import Parser
     from andrea_numba.data import TokenFile, open_sources, write_token_file
+    from andrea_numba.errors import UserError
     from andrea_numba.tokenizers import TOKENIZERS
 
     parser = Parser(prog="prepare.py", description=__doc__)
@@ -23,6 +25,8 @@ def main() -> int:
     parser.add_argument("--output", required=True, help="token file to write")
     options = parser.parse(None)
     sources = open_sources(options.text, options.encoding)
+    if os.path.realpath(options.output) in map(os.path.realpath, sources.paths):
+        raise UserError(f"--output {options.output} is one of the texts; give another name")
     notices = write_token_file(options.output, sources, options.tokenizer)
     for notice in (*sources.notices, *notices):
         print(notice, file=sys.stderr)

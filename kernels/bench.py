@@ -37,7 +37,7 @@ from .bench_tiles import rows as rows_of_tiles
 from .bench_torch import peer, product, torch
 from .common.gpus import CHIPS, Gpu, ceilings, least_seconds
 from .common.spec import BFLOAT16, Case, cases_of, label
-from .common.timing import copy_rate, measure, measure_gpu
+from .common.timing import copy_rate, measure, measure_gpu, processor_name
 from .common.verify import (
     ALIGNED_GUARD_WORDS,
     GUARD_WORDS,
@@ -183,13 +183,8 @@ def machine(backends: Iterable[str]) -> dict[str, str]:
     """Where and with what the figures were taken."""
     import numba
 
-    processor = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            names = [line.split(":")[1].strip() for line in file if line.startswith("model name")]
-        processor = names[0] if names else processor
     about = {
-        "processor": processor,
+        "processor": processor_name(),
         "threads": str(numba.get_num_threads()),
         "system": platform.system(),
         "python": platform.python_version(),

@@ -125,6 +125,43 @@ def test_unusable_folder_runs_with_one_notice(package: Path) -> None:
     assert str(blocked) in err
 
 
+def test_reading_the_cache_gives_the_bits_of_the_run_that_compiled(tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(ROOT)!r})
+import numpy as np
+from kernels.cross_entropy import cpu
+logits = np.random.default_rng(0).standard_normal((64, 100), np.float32)
+losses, dlogits = np.empty(64, np.float32), np.empty_like(logits)
+cpu.backward(losses, dlogits, logits, np.arange(64, dtype=np.int32), 100, 1.0)
+print(dlogits.tobytes().hex(), sum(cpu._backward.stats.cache_hits.values()))
+"""
+    compiled, hits = run(tmp_path, code)[0].split()
+    assert hits == "0"
+    assert run(tmp_path, code) == (f"{compiled} 1", "")
+
+
+def test_kernel_runs_its_own_copies_of_what_it_calls(package: Path) -> None:
+    """On any processor: the loader cannot put another function in the place of a copy."""
+    (package / "pkg" / "kernel.py").write_text("""
+import numba
+from .common.cache import njit
+
+@njit(parallel=True)
+def kernel(x):
+    for i in numba.prange(x.size):
+        x[i] += 1
+""")
+    out, _ = run(package, """
+import numpy as np
+from pkg.kernel import kernel
+kernel(np.zeros(3))
+functions = kernel.overloads[kernel.signatures[0]].library.get_defined_functions()
+print(*sorted({function.linkage.name for function in functions}))
+""")
+    assert out == "external internal"
+
+
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_folder_runs_with_one_notice(package: Path) -> None:
     folder = package / "cache"

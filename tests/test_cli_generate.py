@@ -13,9 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from stored import sign
 
 from andrea_numba import checkpoint, decoder, device
-from andrea_numba.cli_generate import SEPARATOR, main
+from andrea_numba.cli_generate import MAX_PROMPT_BYTES, SEPARATOR, main
 from andrea_numba.config import ModelConfig, TrainConfig
 from andrea_numba.initialize import initialize
 from andrea_numba.parameters import ParameterTable
@@ -27,16 +28,17 @@ CONTEXT = 64
 PRINTABLE = "".join(map(chr, range(32, 97)))  # 65 characters
 
 
-def save_random_model(run: Path, tokenizer_name: str) -> str:
+def save_random_model(run: Path, tokenizer_name: str, step: int = 3) -> str:
     tokenizer = build_tokenizer(tokenizer_name, [PRINTABLE], 1)
     config = TrainConfig(model=ModelConfig(
         d_model=32, n_head=2, n_layer=2, context=CONTEXT, vocab_size=tokenizer.vocab_size))
     config.data.tokenizer = tokenizer_name
+    config.run.keep = 2
     table = ParameterTable(config.model)
     weights, moments = table.zeros(), table.zeros()
     initialize(table, weights, np.random.default_rng(4))
     weights[:table.n_decay] *= 10  # sharper than a fresh model, so that its text varies
-    checkpoint.save(run, 3, config, tokenizer, table, weights, moments, moments, {})
+    checkpoint.save(run, step, config, tokenizer, table, weights, moments, moments, {})
     return str(run)
 
 
@@ -204,6 +206,22 @@ def test_unreadable_prompts_are_refused(cli, char_run, tmp_path):
     assert_refused(cli(char_run, "--prompt-file", str(file), "--prompt", "A"), "choose one")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/zero"), reason="the system has no /dev/zero")
+def test_endless_prompts_are_refused(cli, byte_run, monkeypatch):
+    assert_refused(cli(byte_run, "--prompt-file", "/dev/zero"), "/dev/zero", "more than 16 MiB")
+    with open("/dev/zero", "rb") as endless:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(endless))
+        assert_refused(cli(byte_run, "--prompt-file", "-"), "more than 16 MiB")
+
+
+def test_the_longest_prompt_is_shown_whole(cli, byte_run, tmp_path):
+    file = tmp_path / "prompt.txt"
+    file.write_bytes("é".encode() * (MAX_PROMPT_BYTES // 2))
+    code, out, err = cli(byte_run, "--prompt-file", str(file), "--max-tokens", "0")
+    assert (code, out) == (0, "é" * (MAX_PROMPT_BYTES // 2) + "\n")
+    assert f"the prompt has {MAX_PROMPT_BYTES} tokens; the model sees the last 64\n" in err
+
+
 def test_characters_the_model_does_not_know_are_listed(cli, char_run):
     assert_refused(cli(char_run, "--prompt", "NAïVE CAFé"), "'ï'", "position 2", "'é'",
                    "position 9")
@@ -243,7 +261,32 @@ def test_tokenizer_of_another_model_is_refused(cli, char_run, tmp_path):
     metadata = json.loads(file.read_text(encoding="utf-8"))
     metadata["tokenizer"] = {"name": "byte", "start_token": 10}
     file.write_text(json.dumps(metadata), encoding="utf-8")
+    sign(file.parent)
     assert_refused(cli(str(copy)), "257", "65")
+
+
+@pytest.mark.parametrize("damage", [
+    lambda raw: raw[:-1], lambda raw: b"version https://example.invalid/spec/v1\n" * 3])
+def test_damaged_weights_are_refused(cli, char_run, tmp_path, damage):
+    copy = Path(shutil.copytree(char_run, tmp_path / "copy"))
+    [file] = copy.glob("checkpoints/*/model.safetensors")
+    before = file.read_bytes()
+    file.write_bytes(damage(before))
+    assert_refused(cli(str(copy)), str(file), f"expected {len(before)} bytes, found "
+                   f"{len(damage(before))}")
+
+
+def test_a_damaged_checkpoint_gives_way_to_the_one_before(cli, tmp_path):
+    run = save_random_model(tmp_path / "run", "char")
+    expected = text_of(cli(run, "--prompt", "A"))
+    save_random_model(tmp_path / "run", "char", step=4)
+    [newest] = (tmp_path / "run" / "checkpoints").glob("step-*4")
+    file = newest / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    code, out, err = cli(run, "--prompt", "A")
+    assert (code, out) == (0, expected)
+    assert str(file) in err and "step 3" in err
+    assert_refused(cli(str(newest), "--prompt", "A"), str(file))
 
 
 def test_a_moved_checkpoint_needs_nothing_else(cli, char_run, tmp_path, monkeypatch):

@@ -1,5 +1,6 @@
 """andrea-train again and interrupted: resume, signals, divergence."""
 
+import os
 import re
 import signal
 import subprocess
@@ -17,10 +18,13 @@ from helpers import (
     refused,
     tiny_config,
 )
+from in_process import open_run, stop_at
 
 from andrea_numba import checkpoint
 from andrea_numba.corpora import Corpus
 from andrea_numba.data import Document, write_token_file
+from andrea_numba.evaluate import Evaluator, Score
+from andrea_numba.lock import RunLock
 from andrea_numba.run import Run
 from andrea_numba.trainer import Diverged, Trainer
 from kernels.registry import op_table
@@ -129,3 +133,104 @@ def test_lines_appear_while_it_runs(text):
         process.kill()
         process.stderr.close()
         process.wait()
+
+
+def test_resume_keeps_threads_and_device(train, text):
+    train("t.txt", "--steps", 2, "--out", "r")
+    again = train("--resume", "--out", "r", "--steps", 3, tiny=False)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.startswith("device: cpu\n")
+    assert re.search(r"^kernels ready in .* s; 1 thread \(", again.stderr, re.M)
+
+
+def test_one_writer_at_a_time(train, text):
+    """Neither a second new run nor a second --resume comes between; nothing of them is left."""
+    train("t.txt", "--steps", 2, "--out", "r")
+    (text / "new").mkdir()
+    with RunLock(text / "r"), RunLock(text / "new"):
+        refused(train("--resume", "--out", "r", "--steps", 4, tiny=False), "another andrea-train",
+                f"process {os.getpid()}")
+        result = train("t.txt", "--steps", 2, "--out", "new")
+    assert result.returncode == 2 and "another andrea-train" in result.stderr
+    assert [p.name for p in (text / "new").iterdir()] == [".lock"]
+    assert train("--resume", "--out", "r", "--steps", 4, tiny=False).returncode == 0
+    assert train("t.txt", "--steps", 2, "--out", "new").returncode == 0
+
+
+def test_resume_passes_over_a_damaged_checkpoint(train, text):
+    train("t.txt", "--steps", 4, "--save-every", 2, "--keep", 2, "--eval-every", 0, "--out", "r")
+    newest = checkpoint.find(str(text / "r"))
+    with (newest / "model.safetensors").open("r+b") as file:
+        file.truncate(100)
+    again = train("--resume", "--out", "r", "--steps", 5, tiny=False)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.startswith("warning: a checkpoint is passed over: ")
+    steps = [r["step"] for r in events(text / "r", "run.checkpoint")]
+    assert steps == [2, 4, 5]
+
+
+# ---- saves, in the process of the test
+
+
+def test_the_best_and_the_newest_are_kept(tmp_path):
+    run = open_run(tmp_path, steps=10, eval_every=2, save_every=1, keep=2)
+    losses = iter([5.0, 3.0, 4.0, 3.5, 3.0])
+    score = Evaluator.score
+    run.trainer.evaluator = lambda progress, make=run.trainer.evaluator: Scripted(make(progress))
+
+    class Scripted:
+        def __init__(self, real):
+            self.real = real
+
+        def score(self, part):
+            tokens = score(self.real, part).tokens
+            return Score(tokens, tokens * next(losses))
+
+        def rest(self, part):
+            return Score()
+
+    assert run.train() == 0
+    kept = sorted(p.name for p in (tmp_path / "checkpoints").iterdir())
+    assert kept == ["step-00000004", "step-00000009", "step-00000010"]
+    assert checkpoint.load((tmp_path / "best").resolve()).step == 4
+    assert checkpoint.load((tmp_path / "latest").resolve()).state["best"] == {
+        "step": 4, "loss": 3.0, "tokens": 199}
+    assert [r["step"] for r in events(tmp_path, "run.checkpoint") if r["best"]] == [2, 4]
+
+
+def failing_saves(monkeypatch, steps):
+    """No checkpoint of these steps can be written."""
+    save = checkpoint.save
+
+    def fail(run, step, *rest):
+        if step in steps:
+            raise checkpoint.SaveFailed("the disk is full")
+        return save(run, step, *rest)
+
+    monkeypatch.setattr(checkpoint, "save", fail)
+
+
+def test_a_failed_save_is_tried_again(tmp_path, monkeypatch, capsys):
+    failing_saves(monkeypatch, {4, 6})
+    run = open_run(tmp_path, steps=8, save_every=2, eval_every=4)
+    assert run.train() == 0
+    said = capsys.readouterr().err
+    assert [line for line in said.splitlines() if line.startswith("warning")] == [
+        f"warning: step {step} is not saved: the disk is full" for step in (4, 6)]
+    saved = checkpoint.load(checkpoint.find(str(tmp_path)))
+    # The loss of step 4 may have been the lowest so far, but there is no checkpoint of it.
+    assert saved.step == 8 and saved.state["best"]["step"] == 8
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_a_last_state_that_cannot_be_saved_has_its_own_code(tmp_path, monkeypatch, capsys, stopped):
+    failing_saves(monkeypatch, {5, 6})
+    run = open_run(tmp_path, steps=6, save_every=2)
+    if stopped:
+        stop_at(run, 5)
+    assert run.train() == 4
+    step, reason = (5, "interrupted") if stopped else (6, "finished")
+    assert (f"{reason} after step {step}, which could not be saved; the newest checkpoint is of "
+            "step 4") in capsys.readouterr().err
+    assert checkpoint.load(checkpoint.find(str(tmp_path))).step == 4
+    assert events(tmp_path, "run.end")[-1]["reason"] == "not saved"

@@ -1,5 +1,6 @@
 """andrea-train as a user meets it: a whole run, looking without training, refusals."""
 
+import errno
 import json
 import os
 import re
@@ -9,8 +10,9 @@ import tomllib
 
 import pytest
 from helpers import ROOT, TEXT, TINY, events, final_weights, refused, run_program
+from in_process import open_run
 
-from andrea_numba import args, checkpoint
+from andrea_numba import args, checkpoint, plot
 from andrea_numba.cli_train import make_parser, read_config
 from andrea_numba.config import PRESETS, TrainConfig
 from andrea_numba.errors import UserError
@@ -134,6 +136,29 @@ def test_plot_without_matplotlib_is_a_hint(train, text):
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("matplotlib") == 1
     assert not (text / "r" / "curves.png").exists()
+
+
+def test_curves_that_cannot_be_written_are_a_warning(tmp_path, monkeypatch, capsys):
+    def full(log, image):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(plot, "write_curves", full)
+    assert open_run(tmp_path, steps=2, plot=True).train() == 0
+    assert "warning: curves.png is not written: No space left on device\n" in (
+        capsys.readouterr().err)
+
+
+def test_an_older_image_survives_a_failure(tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    image = tmp_path / "curves.png"
+    image.write_bytes(b"older")
+    (tmp_path / "log.jsonl").touch()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", lambda *names: os.stat(tmp_path / "missing"))
+        with pytest.raises(FileNotFoundError):
+            plot.write_curves(tmp_path / "log.jsonl", image)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["curves.png", "log.jsonl"]
+    assert image.read_bytes() == b"older"
 
 
 # ---- looking without training

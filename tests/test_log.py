@@ -1,8 +1,12 @@
 """The event log and the console."""
 
+import errno
 import io
 import json
+import os
 import sys
+
+import pytest
 
 from andrea_numba.log import Console, EventLog, read_events
 
@@ -29,6 +33,66 @@ def test_resume_drops_what_came_after_the_checkpoint(tmp_path):
     log.write("run.loss", 4)
     log.close()
     assert [r["step"] for r in read_events(path, "run.loss")] == [1, 2, 3, 4]
+
+
+def test_resume_keeps_the_lines_of_others(tmp_path):
+    """Whatever is not an event of this run after the checkpoint stays, byte for byte."""
+    path = tmp_path / "log.jsonl"
+    foreign = [b"a note\n", b'{"step": 9}\n', b"\n", b"\xff\x00\r\n", b"[" * 5000 + b"\n",
+               b'{"event": "run.loss", "run_id": "other", "step": 9}\n',
+               b'{"event": "run.loss", "run_id": "id", "step": "9"}\n']
+    ours = [b'{"run_id":"id",  "event": "run.loss", "step": %d}\n' % step for step in (3, 4)]
+    path.write_bytes(b"".join(foreign[:3]) + ours[0] + b"".join(foreign[3:]) + ours[1])
+    EventLog(path, "id", last_step=3).close()
+    assert path.read_bytes() == b"".join(foreign[:3]) + ours[0] + b"".join(foreign[3:])
+    assert [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+    assert [r["step"] for r in read_events(path, "run.loss")] == [3, 9]
+
+
+def test_a_log_that_cannot_be_replaced_stays(tmp_path, monkeypatch):
+    path = tmp_path / "log.jsonl"
+    log = EventLog(path, "id")
+    log.write("run.loss", 7)
+    log.close()
+    before = path.read_bytes()
+
+    def full(*arguments):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(OSError, match="No space"):
+        EventLog(path, "id", last_step=3)
+    assert path.read_bytes() == before and [p.name for p in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_what_a_full_disk_does_not_take_is_written_later(tmp_path, capsys):
+    """Also the rest of a line that was half written."""
+    path = tmp_path / "log.jsonl"
+    log = EventLog(path, "id")
+    disk = log._file
+    room = [10]
+
+    class Full:
+        name = disk.name
+        close = disk.close
+
+        def write(self, data):
+            taken = data[:room[0]]
+            if not taken:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            room[0] -= len(taken)
+            return disk.write(taken)
+
+    log._file = Full()
+    log.write("run.loss", 1)
+    log.write("run.loss", 2)
+    assert read_events(path, "run.loss") == []
+    room[0] = 10**6
+    log.write("run.loss", 3)
+    log.close()
+    assert [r["step"] for r in read_events(path, "run.loss")] == [1, 2, 3]
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "log.jsonl: No space left" in said
 
 
 class Terminal(io.StringIO):

@@ -1,13 +1,20 @@
 """Reading text: exactly as it is, in chunks, and with a useful line when it cannot be read."""
 
+import contextlib
 import json
 import os
+import tempfile
+from encodings.aliases import aliases
+from pathlib import Path
+from random import Random
 
 import pytest
 
 from andrea_numba import sources
 from andrea_numba.errors import UserError
 from andrea_numba.sources import open_sources, read_text
+
+NOBODY = 65534
 
 
 def texts(*paths, encoding="utf-8"):
@@ -91,7 +98,7 @@ def test_what_is_not_text_is_refused_helpfully(tmp_path, small_chunks):
 def test_missing_empty_and_odd_paths(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert str(tmp_path / "nope.txt") in refusal("nope.txt")
-    assert "no such file" in refusal("x" * 5000)
+    assert refusal("x" * 5000).startswith("File name too long: ")
     assert "is empty" in refusal(file(tmp_path, b""))
     assert "holds no text" in refusal(tmp_path)
     assert "regular file" in refusal("/dev/null")
@@ -100,11 +107,57 @@ def test_missing_empty_and_odd_paths(tmp_path, monkeypatch):
         assert "unknown text encoding" in refusal(file(tmp_path, b"a"), encoding=encoding)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_unreadable_files(tmp_path):
-    path = file(tmp_path, "secret")
+@pytest.fixture
+def unprivileged():
+    """A folder of a user who is not root, whom this process is for a while."""
+    with tempfile.TemporaryDirectory() as folder:
+        if os.geteuid() == 0:
+            os.chown(folder, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+            yield Path(folder)
+            os.seteuid(0)
+        else:
+            yield Path(folder)
+
+
+def test_what_may_not_be_read_is_named(unprivileged):
+    path = file(unprivileged, "secret", "a/b/t.txt")
+    file(unprivileged, "public", "a/t.txt")
     path.chmod(0)
-    assert "Permission denied" in refusal(path)
+    assert str(path) in refusal(path) and "Permission denied" in refusal(path)
+    assert "Permission denied" in refusal(unprivileged / "a")
+    path.parent.chmod(0)
+    # Not a part of the text is left out in silence.
+    assert refusal(unprivileged / "a") == f"cannot read folder {path.parent}: Permission denied"
+    assert refusal(path) == f"Permission denied: {path}"
+    path.parent.chmod(0o700)
+
+
+def test_links(tmp_path):
+    kept = file(tmp_path, "kept", "a/t.txt")
+    (tmp_path / "a" / "again").symlink_to(tmp_path / "a")  # a circle
+    (tmp_path / "a" / "none.txt").symlink_to(tmp_path / "none")
+    (tmp_path / "a" / "self.md").symlink_to(tmp_path / "a" / "self.md")
+    os.mkfifo(tmp_path / "a" / "pipe.txt")
+    (tmp_path / "link.txt").symlink_to(kept)
+    opened = open_sources([str(tmp_path / "a")])
+    assert ["".join(d.chunks()) for d in opened] == ["kept"]
+    assert sorted(opened.notices) == [
+        f"{tmp_path / 'a'}: left out 1 link(s) to folders: give them by name",
+        f"{tmp_path / 'a'}: left out 3 broken link(s) or special file(s)"]
+    assert texts(tmp_path / "link.txt") == ["kept"] == texts(tmp_path / "a" / "again")
+    assert "given twice" in refusal(tmp_path / "a", tmp_path / "link.txt")
+    assert "Too many levels of symbolic links" in refusal(tmp_path / "a" / "self.md")
+    assert "no such file" in refusal(tmp_path / "a" / "none.txt")
+    assert "Not a directory" in refusal(tmp_path / "link.txt" / "t.txt")
+    kept.unlink()
+    assert "left out 3 broken" in refusal(tmp_path / "a")
+
+
+def test_a_file_of_zeros_costs_nothing(tmp_path):
+    path = file(tmp_path, "text")
+    os.truncate(path, 5 << 30)  # sparse
+    assert "zero byte at offset 4" in refusal(path)
 
 
 def test_a_folder_is_read_recursively_in_sorted_order(tmp_path):
@@ -144,5 +197,19 @@ def test_endless_json_lines_are_refused(tmp_path, monkeypatch):
 
 
 def test_chunks_are_bounded(tmp_path):
-    path = file(tmp_path, "x" * (3 * sources.CHUNK_BYTES + 5))
-    assert [len(c) for c in read_text(path)] == [sources.CHUNK_BYTES] * 3 + [5]
+    text = "x" * (3 * sources.CHUNK_BYTES + 5)
+    path = file(tmp_path, text)
+    lengths = [sources.CHUNK_BYTES] * 3 + [5]
+    assert [len(c) for c in read_text(path)] == lengths
+    [document] = open_sources([str(file(tmp_path, json.dumps({"text": text}), "t.jsonl"))])
+    assert [len(c) for c in document.chunks()] == lengths
+
+
+def test_every_codec_of_python_reads_or_refuses_any_bytes(tmp_path):
+    random = Random(0)
+    for encoding in sorted(set(aliases.values())):
+        for size in (1, 3, 40):
+            path = file(tmp_path, random.randbytes(size))
+            with contextlib.suppress(UserError):
+                assert texts(path, encoding=encoding) == [
+                    path.read_bytes().decode(encoding).removeprefix("\ufeff")]

@@ -2,6 +2,7 @@
 
 import random
 import struct
+import zlib
 
 import numpy as np
 import pytest
@@ -38,8 +39,9 @@ def test_the_format_is_the_documented_one(tmp_path):
     path = write(tmp_path / "t.tokens", [1, 2, 3], 300)
     raw = path.read_bytes()
     header = struct.unpack_from("<8sIIQQQQQQ", raw)
-    assert header == (b"ANDREATK", 1, 2, 300, 3, 11, 7, 2, 128)
-    assert raw[64:66] == b"{}" and raw[128:] == bytes([1, 0, 2, 0, 3, 0])
+    assert header == (b"ANDREATK", 1, 2, 300, 3, 11, 7, 21, 128)
+    ids = bytes([1, 0, 2, 0, 3, 0])
+    assert raw[64:85] == f'{{"crc32": "{zlib.crc32(ids):08x}"}}'.encode() and raw[128:] == ids
 
 
 def test_chunks_are_written_one_after_another(tmp_path):
@@ -113,6 +115,8 @@ def test_damaged_files(tmp_path):
     assert "damaged" in field("<Q", 48, 2**40)  # metadata
     assert "damaged" in field("<Q", 56, 3)  # offset of the ids
     assert "JSON" in damaged(good[:64] + b"[" + good[65:])
+    assert "checksum" in damaged(good[:-2] + b"\0\0")
+    assert "checksum" in damaged(good.replace(b"crc32\": \"", b"crc32\":\"X"))
     assert "cannot read" in refusal(tmp_path / "nope.tokens")
     assert "holds no tokens" in refusal(write(tmp_path / "e.tokens", [], 5))
     path.write_bytes(good)

@@ -11,7 +11,7 @@ import math
 from ..common.cuda import Floats, Ints, cuda, float32, int32, int64, kernel
 from ..common.launch import aligned
 from ..common.ptx import exp2, store4_shared
-from ..common.reduce import ALL_LANES
+from ..common.reduce import sum_over
 from ..common.spec import is_bf16
 from . import gpu_tensor_cache
 from .gpu_tile import HIDDEN, LOG2_E, SHAPES, padded_width, read4, thread_index, write4
@@ -78,7 +78,7 @@ def _append(k_cache: Floats, v_cache: Floats, qkv: Floats, start: Ints, n_tokens
 def _make_decode(width: int):
     team = width // 4  # threads: 8, 16 or 32 lanes of a warp
     teams = _THREADS // team
-    halvings = team.bit_length() - 1
+    team_sum = sum_over(team)
     values_size, sums_size = 4 * _AT_ONCE, teams * width
 
     @kernel(threads=_THREADS, name=f"decode_{width}")
@@ -113,10 +113,7 @@ def _make_decode(width: int):
                 values[4 * n + 2], values[4 * n + 3] = v2, v3
             high = largest
             for n in range(_AT_ONCE):
-                score = scores[n]
-                for step in range(halvings):
-                    score += cuda.shfl_xor_sync(ALL_LANES, score, team >> step + 1)
-                score *= factor
+                score = factor * team_sum(scores[n])
                 if first + n * teams + own > last:
                     score = HIDDEN
                 scores[n] = score

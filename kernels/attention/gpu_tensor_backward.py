@@ -22,6 +22,7 @@ rows where they are 128 wide).
 
 import math
 
+from ..common.access import high_bf16, low_bf16
 from ..common.cuda import (
     Bfloats,
     Floats,
@@ -51,9 +52,7 @@ from .gpu_tensor_tile import (
     WIDTHS,
     block_place,
     copy_rows,
-    high_bf16,
     lane_index,
-    low_bf16,
     make_tensor_functions,
     quad_sum,
     warp_index,
@@ -120,7 +119,8 @@ def _make_queries(width: int):
     weights_size, sums_size = tiles.weights_size, tiles.sums_size
     steps, score_tiles = width // 16, n_keys // 8
     copy, load, dots, add_dots = tiles.copy, tiles.load, tiles.dots, tiles.add_dots
-    clear, pack, add_product, store = tiles.clear, tiles.pack, tiles.add_product, tiles.store
+    clear, weigh, pack = tiles.clear, tiles.weigh, tiles.pack
+    add_product, store = tiles.add_product, tiles.store
 
     @unrolled
     def delta_of(i, fragments, out, place, count):
@@ -142,12 +142,6 @@ def _make_queries(width: int):
                 scores[own] = exp2(scores[own] * factor - sums[i])
                 scores[own + 1] = exp2(scores[own + 1] * factor - sums[i])
                 dscores[own] = dscores[own + 1] = minus_deltas[i]
-
-    @unrolled
-    def weigh(dscores, scores):
-        for tile in unroll(scores_size // 8):
-            for i in range(8):
-                dscores[8 * tile + i] *= scores[8 * tile + i]
 
     @unrolled
     def hide(dscores, ahead):
@@ -252,7 +246,8 @@ def _make_keys(width: int):
     score_tiles = n_queries // 8
     statistics_bytes = n_queries * STATISTICS_BYTES
     copy, load, dots, add_dots = tiles.copy, tiles.load, tiles.dots, tiles.add_dots
-    clear, pack, add_product, store = tiles.clear, tiles.pack, tiles.add_product, tiles.store
+    clear, weigh, pack = tiles.clear, tiles.weigh, tiles.pack
+    add_product, store = tiles.add_product, tiles.store
 
     @device_function
     def copy_statistics(target, source, start):
@@ -274,12 +269,6 @@ def _make_keys(width: int):
                                                  - bits_float(sum_1))
                 dscores[4 * n + 2 * i] = bits_float(delta_0)
                 dscores[4 * n + 2 * i + 1] = bits_float(delta_1)
-
-    @unrolled
-    def weigh(dscores, scores):
-        for tile in unroll(scores_size // 8):
-            for i in range(8):
-                dscores[8 * tile + i] *= scores[8 * tile + i]
 
     @unrolled
     def hide(scores, ahead):

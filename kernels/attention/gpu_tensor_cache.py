@@ -5,6 +5,7 @@ A thread reads eight columns at once, 16 bytes, and computes with them in float3
 
 import math
 
+from ..common.access import unpack_eight
 from ..common.cuda import (
     Bfloats,
     Ints,
@@ -17,15 +18,15 @@ from ..common.cuda import (
     uint32,
 )
 from ..common.launch import aligned
+from ..common.octet import OCTET as OWN  # columns of a thread
+from ..common.octet import pair
 from ..common.ptx import exp2, load4_words, pack_bf16, store4_shared, store4_words
-from ..common.reduce import ALL_LANES
+from ..common.reduce import sum_over
 from ..common.unroll import unroll, unrolled
-from .gpu_tensor_tile import high_bf16, low_bf16
 from .gpu_tile import HIDDEN, LOG2_E, SHAPES, padded_width, thread_index
 
 _THREADS = 256
 _AT_ONCE = 4  # positions of a team whose rows are on their way together
-OWN = 8  # columns of a thread
 
 
 def append(k_cache, v_cache, qkv, start) -> None:
@@ -47,13 +48,6 @@ def decode(out, qkv, k_cache, v_cache, position) -> None:
 
 
 @device_function
-def _read_pair(source, place, n_columns):
-    """Two bf16 in a word, of which n_columns are there."""
-    low = uint32(source[place]) if n_columns > 0 else uint32(0)
-    return low | uint32(source[place + 1]) << uint32(16) if n_columns > 1 else low
-
-
-@device_function
 def _read(values, first, source, place, n_columns, is_aligned):
     """values[first :] = source[place :], eight of them; zeros from column n_columns on."""
     a = b = c = d = uint32(0)
@@ -61,13 +55,9 @@ def _read(values, first, source, place, n_columns, is_aligned):
         if n_columns > 0:
             a, b, c, d = load4_words(source, place)
     else:
-        a, b = _read_pair(source, place, n_columns), _read_pair(source, place + 2, n_columns - 2)
-        c = _read_pair(source, place + 4, n_columns - 4)
-        d = _read_pair(source, place + 6, n_columns - 6)
-    values[first], values[first + 1] = low_bf16(a), high_bf16(a)
-    values[first + 2], values[first + 3] = low_bf16(b), high_bf16(b)
-    values[first + 4], values[first + 5] = low_bf16(c), high_bf16(c)
-    values[first + 6], values[first + 7] = low_bf16(d), high_bf16(d)
+        a, b = pair(source, place, n_columns), pair(source, place + 2, n_columns - 2)
+        c, d = pair(source, place + 4, n_columns - 4), pair(source, place + 6, n_columns - 6)
+    unpack_eight(values, first, a, b, c, d)
 
 
 @device_function
@@ -105,7 +95,7 @@ def _append(k_cache: Bfloats, v_cache: Bfloats, qkv: Bfloats, start: Ints, n_tok
 def _make_decode(width: int):
     team = width // OWN  # threads: lanes of a warp
     teams = _THREADS // team
-    halvings = team.bit_length() - 1
+    team_sum = sum_over(team)
     values_size, sums_size = OWN * _AT_ONCE, teams * width
 
     @unrolled
@@ -162,10 +152,7 @@ def _make_decode(width: int):
                       teams * head_dim, last + 1 - t, n_columns, is_aligned)
             high = largest
             for n in range(_AT_ONCE):
-                score = scores[n]
-                for step in range(halvings):
-                    score += cuda.shfl_xor_sync(ALL_LANES, score, team >> step + 1)
-                score *= factor
+                score = factor * team_sum(scores[n])
                 if first + n * teams + own > last:
                     score = HIDDEN
                 scores[n] = score

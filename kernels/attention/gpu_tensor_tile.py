@@ -35,7 +35,6 @@ from types import SimpleNamespace
 from ..common.cuda import Bfloats, cuda, device_function, float32, int32, int64, kernel, uint32
 from ..common.launch import ceil_div
 from ..common.ptx import (
-    bits_float,
     cp_async,
     ldmatrix,
     ldmatrix_transposed,
@@ -45,7 +44,7 @@ from ..common.ptx import (
     store4_words,
     store_word_shared,
 )
-from ..common.reduce import ALL_LANES
+from ..common.reduce import max_over, sum_over
 from ..common.unroll import unroll, unrolled
 from .gpu_tile import padded_width
 
@@ -53,6 +52,8 @@ WARPS = 4
 THREADS = 32 * WARPS
 WIDTHS = 32, 64, 128
 CHUNK = 8  # columns in 16 bytes
+
+quad_sum, quad_max = sum_over(4), max_over(4)  # of the lanes that share rows
 
 
 def whole_chunks(head_dim: int) -> int:
@@ -82,34 +83,6 @@ def _copy_rows(target: Bfloats, to_columns: int32, source: Bfloats, from_columns
         if column < from_columns:
             value = uint32(source[row * from_columns + column])
         target[row * to_columns + column] = value
-
-
-@device_function
-def low_bf16(word):
-    """The first of the two bf16 in a word, as float32."""
-    return bits_float(uint32(word) << uint32(16))
-
-
-@device_function
-def high_bf16(word):
-    """The second one."""
-    return bits_float(uint32(word) & uint32(0xFFFF0000))
-
-
-@device_function
-def quad_sum(x):
-    """The sum of x over the four lanes that share rows, in each of them."""
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 2)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 1)
-    return x
-
-
-@device_function
-def quad_max(x):
-    """The largest x of the four lanes that share rows; a NaN is passed over."""
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
-    return x
 
 
 @device_function
@@ -251,6 +224,13 @@ def make_tensor_functions(width: int, row_tiles: int, streamed: int) -> SimpleNa
                              4 * (m * pairs + pair), b2, b3)
 
     @unrolled
+    def weigh(dscores, scores):
+        """dscores *= scores."""
+        for tile in unroll(scores_size // 8):
+            for i in range(8):
+                dscores[8 * tile + i] *= scores[8 * tile + i]
+
+    @unrolled
     def pack(weights, scores):
         """Accumulators [row_tiles, score_tiles, 4] as A fragments [row_tiles, pairs, 4] of bf16."""
         for tile in unroll(scores_size // 8):
@@ -289,5 +269,5 @@ def make_tensor_functions(width: int, row_tiles: int, streamed: int) -> SimpleNa
         fragments_size=4 * row_tiles * steps, scores_size=scores_size,
         weights_size=4 * row_tiles * pairs, sums_size=sums_size, clear=clear_sums,
         copy=copy, load=load, dots=dots, add_dots=add_dots,
-        add_product=add_product, pack=pack, store=store,
+        add_product=add_product, weigh=weigh, pack=pack, store=store,
     )

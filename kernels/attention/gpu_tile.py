@@ -18,7 +18,7 @@ from types import SimpleNamespace
 
 from ..common.cuda import cuda, device_function, float32, int64, uint32
 from ..common.ptx import load4, load4_shared, store4, store4_shared
-from ..common.reduce import ALL_LANES, LOWEST
+from ..common.reduce import LOWEST, max_over, sum_over
 
 LANES = 8  # threads of a row group
 LOG2_E = 1.4426950408889634
@@ -31,23 +31,7 @@ HIDDEN = LOWEST  # the score of a later key: finite, so that differences are not
 SHAPES = {32: (64, 4, 32), 64: (64, 4, 32), 128: (32, 2, 16)}
 MIN_BLOCKS = 3  # on a multiprocessor, for 168 registers a thread
 
-
-@device_function
-def lane_sum(x):
-    """The sum of x over the lanes of a row group, in every lane."""
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 4)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 2)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 1)
-    return x
-
-
-@device_function
-def lane_max(x):
-    """The largest x of the lanes of a row group, in every lane; a NaN is passed over."""
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 4))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
-    return x
+lane_sum, lane_max = sum_over(LANES), max_over(LANES)  # of the lanes of a row group
 
 
 @device_function

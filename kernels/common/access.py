@@ -58,7 +58,8 @@ class Access:
     pointer: Any  # the annotation of pointers to such memory
     load: Callable
     store: Callable
-    unpack: Callable | None = None  # unpack(values, a, b, c, d): the numbers in 16 bytes
+    # unpack(values, first, a, b, c, d): values[first :] = the numbers in 16 bytes
+    unpack: Callable | None = None
 
 
 class ByAccess:
@@ -105,9 +106,9 @@ def _store_four(pointer, index, values):
 
 
 @device_function
-def _unpack_four(values, a, b, c, d):
-    values[0], values[1], values[2], values[3] = (bits_float(a), bits_float(b), bits_float(c),
-                                                  bits_float(d))
+def _unpack_four(values, first, a, b, c, d):
+    values[first], values[first + 1] = bits_float(a), bits_float(b)
+    values[first + 2], values[first + 3] = bits_float(c), bits_float(d)
 
 
 @device_function
@@ -121,24 +122,36 @@ def _store_one(pointer, index, values):
 
 
 @device_function
-def _unpack_two(values, j, word):
-    """The number at the lower address is the lower half of a word."""
-    values[j] = bits_float(uint32(word << HALF))
-    values[j + 1] = bits_float(uint32(word & HIGH))
+def low_bf16(word):
+    """The bfloat16 in the lower half of a word, which is at the lower address, as float32."""
+    return bits_float(uint32(uint32(word) << HALF))
 
 
 @device_function
-def _unpack_eight(values, a, b, c, d):
-    _unpack_two(values, 0, a)
-    _unpack_two(values, 2, b)
-    _unpack_two(values, 4, c)
-    _unpack_two(values, 6, d)
+def high_bf16(word):
+    """The one in the upper half."""
+    return bits_float(uint32(word & HIGH))
+
+
+@device_function
+def _unpack_two(values, i, word):
+    values[i] = low_bf16(word)
+    values[i + 1] = high_bf16(word)
+
+
+@device_function
+def unpack_eight(values, first, a, b, c, d):
+    """values[first : first + 8] = the bfloat16 in four words."""
+    _unpack_two(values, first, a)
+    _unpack_two(values, first + 2, b)
+    _unpack_two(values, first + 4, c)
+    _unpack_two(values, first + 6, d)
 
 
 @device_function
 def _load_eight_bf16(values, pointer, index):
     a, b, c, d = load4_words(pointer, index)
-    _unpack_eight(values, a, b, c, d)
+    unpack_eight(values, 0, a, b, c, d)
 
 
 @device_function
@@ -161,7 +174,7 @@ def _store_four_bf16(pointer, index, values):
 
 @device_function
 def _load_one_bf16(values, pointer, index):
-    values[0] = bits_float(uint32(uint32(pointer[index]) << HALF))
+    values[0] = low_bf16(pointer[index])
 
 
 @device_function
@@ -174,7 +187,7 @@ FLOATS = {  # by words
     1: Access("1", 1, Floats, _load_one, _store_one),
 }
 BFLOATS = {
-    8: Access("bf16_8", 8, Bfloats, _load_eight_bf16, _store_eight_bf16, _unpack_eight),
+    8: Access("bf16_8", 8, Bfloats, _load_eight_bf16, _store_eight_bf16, unpack_eight),
     4: Access("bf16_4", 4, Bfloats, _load_four_bf16, _store_four_bf16),
     1: Access("bf16_1", 1, Bfloats, _load_one_bf16, _store_one_bf16),
 }

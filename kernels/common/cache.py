@@ -27,7 +27,8 @@ from pathlib import Path
 import llvmlite
 import numba
 import numpy as np
-from numba.core import caching
+from llvmlite.binding import Linkage
+from numba.core import caching, codegen, compiler
 
 KEEP_FOLDERS = 4  # the newest; other versions of the sources, other environments
 # What an unreadable folder or unpickling a damaged file may raise.
@@ -46,11 +47,35 @@ def njit(**options) -> Callable:
     options.setdefault("fastmath", False)
 
     def decorate(function: Callable) -> Callable:
-        dispatcher = numba.njit(**options)(function)
+        dispatcher = numba.njit(pipeline_class=_Compiler, **options)(function)
         dispatcher._cache = LazyCache(lambda: _CpuCache(function))
         return dispatcher
 
     return decorate
+
+
+class _Library(codegen.JITCodeLibrary):
+    """Machine code that calls its own copies of functions, the same whether compiled or loaded.
+
+    Numba optimises a copy of each callee, the body of a `prange` among them, once more together
+    with its caller and leaves it a weak symbol. Where the callee was compiled in the same process,
+    the loader gives the caller that earlier code; where the caller comes from the disk, the copy.
+    The two may round differently.
+    """
+
+    def _finalize_final_module(self):
+        for function in self._final_module.functions:
+            if function.linkage in (Linkage.linkonce_odr, Linkage.weak_odr):
+                function.linkage = Linkage.internal
+        super()._finalize_final_module()
+
+
+class _Compiler(compiler.Compiler):
+    def define_pipelines(self):
+        state = self.state
+        state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
+        state.library.enable_object_caching()
+        return super().define_pipelines()
 
 
 @functools.cache

@@ -35,6 +35,7 @@ from typing import Any
 import numpy as np
 
 from .cache import CacheFile, CacheImpl, LazyCache, source_hash
+from .gpus import OLDEST, dotted
 
 try:
     import numba_cuda
@@ -273,15 +274,15 @@ def device_problem() -> str:
         device = devices.get_context().device
     except Exception as error:  # whatever the driver, or its absence, makes numba raise
         return "no GPU: " + " ".join(str(error).split()).rstrip(" :")
-    capability = ".".join(map(str, device.compute_capability))
-    if device.compute_capability < (8, 0):
-        return f"the GPU has compute capability {capability}, expected 8.0 or newer"
+    if device.compute_capability < OLDEST:
+        return (f"the GPU has compute capability {dotted(device.compute_capability)}, expected "
+                f"{dotted(OLDEST)} or newer")
     return ""
 
 
-def device_name() -> str:
-    """The name of the current device."""
-    name = devices.get_context().device.name
+def device_name(device: Any = None) -> str:
+    """The name of one of numba's devices, or of the current one."""
+    name = (device or devices.get_context().device).name
     return name.decode() if isinstance(name, bytes) else name
 
 

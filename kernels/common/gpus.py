@@ -73,12 +73,18 @@ ARCHITECTURES = {
     (10, 0): Architecture(64, 32, 228, 128),
     (12, 0): Architecture(48, 24, 100, 128),
 }
+OLDEST = min(ARCHITECTURES)  # bf16 and cp.async begin there
 REGISTERS = 65536  # of a multiprocessor, a quarter in each of its partitions
 PARTITIONS = 4
 REGISTER_UNIT = 256  # in which a warp gets registers
 SHARED_UNIT = 128  # in which a block gets shared memory
 RESERVED_SHARED = 1024  # bytes that the system takes for itself in each block
 MOST_SHARED = 48 << 10  # of a block, unless its launch asks for more
+
+
+def dotted(version: tuple[int, ...]) -> str:
+    """As NVIDIA writes compute capabilities, and versions of CUDA."""
+    return ".".join(map(str, version))
 
 
 def resident_blocks(capability: tuple[int, int], threads: int, registers: int,

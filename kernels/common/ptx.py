@@ -164,9 +164,9 @@ def _cp_async_wait(pending):
     return wait
 
 
-# Wait until all but the newest 0, 1, 2 or 3 of this thread's groups have arrived; a barrier then
-# shows them to the other threads. [cp.async.wait_group]
-cp_async_wait_0, cp_async_wait_1, cp_async_wait_2, cp_async_wait_3 = map(_cp_async_wait, range(4))
+# Wait until all of this thread's groups, or all but the newest, have arrived; a barrier then shows
+# them to the other threads. [cp.async.wait_group]
+cp_async_wait_0, cp_async_wait_1 = map(_cp_async_wait, range(2))
 
 
 @intrinsic

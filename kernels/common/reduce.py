@@ -1,36 +1,49 @@
-"""Sums and maxima over a warp and over a block, in an order that never changes.
+"""Sums and maxima over lanes of a warp and over a block, in an order that never changes.
 
 The butterfly adds the same pairs in every lane, so all lanes, and then all threads, get the
 same bits. Blocks are one-dimensional with a whole number of warps, and every thread takes part.
 """
 
+from collections.abc import Callable
+
 from .cuda import cuda, device_function, float32, uint32
+from .unroll import unroll, unrolled
 
 ALL_LANES = 0xFFFFFFFF
 WARP = uint32(32)  # unsigned: an index that cannot be negative costs fewer instructions
 LOWEST = float32(-3.4028235e38)  # of all finite float32 numbers
 
 
-@device_function
-def warp_sum(x):
-    """The sum of x over the 32 lanes, in every lane."""
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 16)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 8)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 4)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 2)
-    x += cuda.shfl_xor_sync(ALL_LANES, x, 1)
-    return x
+def sum_over(lanes: int, apart: int = 1) -> Callable:
+    """A device function: the sum of x over `lanes` lanes, in each of them.
+
+    They are neighbours, or lie `apart` from each other; their number is a power of two.
+    """
+    halvings, farthest = lanes.bit_length() - 1, lanes * apart // 2
+
+    @unrolled
+    def lane_sum(x):
+        for k in unroll(halvings):
+            x += cuda.shfl_xor_sync(ALL_LANES, x, farthest >> k)
+        return x
+
+    return lane_sum
 
 
-@device_function
-def warp_max(x):
-    """The largest x of the 32 lanes, in every lane; a NaN is passed over."""
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 16))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 8))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 4))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 2))
-    x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, 1))
-    return x
+def max_over(lanes: int) -> Callable:
+    """A device function: the largest x of `lanes` neighbours; a NaN is passed over."""
+    halvings, farthest = lanes.bit_length() - 1, lanes // 2
+
+    @unrolled
+    def lane_max(x):
+        for k in unroll(halvings):
+            x = max(x, cuda.shfl_xor_sync(ALL_LANES, x, farthest >> k))
+        return x
+
+    return lane_max
+
+
+warp_sum, warp_max = sum_over(32), max_over(32)
 
 
 @device_function

@@ -1,12 +1,22 @@
-"""How long a call takes: by the clock on the CPU, by events in the stream on the GPU."""
+"""How long a call takes, by the clock on the CPU, by events in the stream on the GPU; and where."""
 
+import platform
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 
 BATCH = 10  # calls that are put into the stream together: the host must not be what is measured
+
+
+def processor_name() -> str:
+    """The processor's model as the system names it; else its architecture."""
+    described = Path("/proc/cpuinfo")
+    lines = described.read_text(encoding="utf-8").splitlines() if described.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
 
 
 def measure(call: Callable[[], None], seconds: float, at_least: int) -> list[float]:

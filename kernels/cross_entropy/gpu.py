@@ -93,7 +93,7 @@ def _from_shared(access):
     @device_function
     def read(values, logits, first, column):
         a, b, c, d = load4_words_shared(place(column))
-        unpack(values, a, b, c, d)
+        unpack(values, 0, a, b, c, d)
 
     return prepare, read
 

@@ -11,7 +11,7 @@ and all give the same bits. Up to FEW_ROWS rows, as in generation, reading the w
 time, and a product would have too few tiles to do it fast: such rows have kernels of their own.
 """
 
-from ..common.access import LANES
+from ..common.access import LANES, low_bf16
 from ..common.cuda import (
     Bfloats,
     Floats,
@@ -29,7 +29,6 @@ from ..common.reduce import ALL_LANES, warp_sum
 from ..common.spec import is_bf16
 from . import gpu_bf16
 from .gpu_epilogue import GELU, PLAIN, RESIDUAL, SLOPE, epilogue_of, gelu_slope, gelu_value
-from .gpu_octet import bf16_value
 from .gpu_product import ZERO, quad_access, tile_product
 
 TILES = ((128, True), (64, True), (64, False))  # size, and whether quads are read whole
@@ -301,5 +300,5 @@ _linear = {
 _add_product = {(tile, quads): _make_add_product(tile, quads) for tile, quads in TILES}
 _add_column_sums = {  # by whether dy is bf16; 32 bytes of a row for each block
     False: _make_add_column_sums(COLUMNS, Floats, _same, "_add_column_sums"),
-    True: _make_add_column_sums(2 * COLUMNS, Bfloats, bf16_value, "_add_column_sums_bf16"),
+    True: _make_add_column_sums(2 * COLUMNS, Bfloats, low_bf16, "_add_column_sums_bf16"),
 }

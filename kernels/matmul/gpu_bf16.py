@@ -11,7 +11,7 @@ for each tile, whose sums a second kernel adds to dw in the order of the rows. U
 as in generation, reading the weights takes the time, and the tensor cores are of no use.
 """
 
-from ..common.access import LANES, ByAccess
+from ..common.access import LANES, ByAccess, low_bf16
 from ..common.cuda import (
     Bfloats,
     Floats,
@@ -25,10 +25,10 @@ from ..common.cuda import (
     uint32,
 )
 from ..common.launch import aligned, ceil_div, scratch
+from ..common.octet import OCTET, ZERO, octet_access, unpack_octet
 from ..common.ptx import pack_bf16
-from ..common.reduce import ALL_LANES, warp_sum
+from ..common.reduce import sum_over, warp_sum
 from .gpu_epilogue import GELU, PLAIN, RESIDUAL, SLOPE, epilogue_of, gelu_slope, gelu_value
-from .gpu_octet import OCTET, ZERO, bf16_value, octet_access, unpack_octet
 from .gpu_tensor import DEPTH, ROWS, blocks_together, shared_bytes, tensor_product
 from .gpu_tensor import THREADS as TENSOR_THREADS
 
@@ -294,7 +294,7 @@ def _make_few_rows(transpose_w: bool, wide: bool) -> Kernel:
         unpack_octet(row, w_row)
         for m in range(FEW_ROWS):
             if m < M:
-                factor = bf16_value(x[int64(m) * K + k]) if k < K else ZERO
+                factor = low_bf16(x[int64(m) * K + k]) if k < K else ZERO
                 for i in range(OCTET):
                     totals[OCTET * m + i] += factor * row[i]
 
@@ -339,14 +339,7 @@ def _make_few_rows(transpose_w: bool, wide: bool) -> Kernel:
     return _few_rows
 
 
-@device_function
-def _sum_slices(total):
-    """The sum over the 16 lanes that have the same columns."""
-    total += cuda.shfl_xor_sync(ALL_LANES, total, 2)
-    total += cuda.shfl_xor_sync(ALL_LANES, total, 4)
-    total += cuda.shfl_xor_sync(ALL_LANES, total, 8)
-    total += cuda.shfl_xor_sync(ALL_LANES, total, 16)
-    return total
+_sum_slices = sum_over(16, 2)  # of the lanes that have the same columns
 
 
 @device_function
@@ -362,7 +355,7 @@ def _finish(y, sums, pre_gelu, residual, bias, row, column, N, value, has_bias, 
             pre_gelu[at] = pack_bf16(value, ZERO) & uint32(0xFFFF)
             value = gelu_value(value)
         elif epilogue == SLOPE:
-            value *= gelu_slope(bf16_value(pre_gelu[at]))
+            value *= gelu_slope(low_bf16(pre_gelu[at]))
         y[at] = pack_bf16(value, ZERO) & uint32(0xFFFF)
 
 

@@ -45,6 +45,7 @@ cores to the absolute limit on NVIDIA A100", GTC 2020); V. Volkov and J. Demmel 
 from collections.abc import Callable
 
 from ..common.cuda import cuda, device_function, float32, int32, int64, uint32
+from ..common.octet import OCTET, octet_access
 from ..common.ptx import (
     bits_float,
     cp_async,
@@ -59,7 +60,6 @@ from ..common.ptx import (
     store2_shared_at,
     store4_words_shared,
 )
-from .gpu_octet import OCTET, octet_access
 
 THREADS = 256
 ROWS = 128  # of a tile of C

@@ -1,48 +1,26 @@
-"""Eight neighbours of a row at a time: 16 bytes of bf16, the unit of the tensor-core products.
+"""Eight neighbours of a row at a time: 16 bytes of bf16, the unit of the kernels for bf16.
 
 Rows whose length or address does not divide by 16 bytes are accessed element by element.
 """
 
 from types import SimpleNamespace
 
-from ..common.cuda import device_function, float32, uint32
-from ..common.ptx import (
-    bits_float,
-    load4,
-    load4_words,
-    pack_bf16,
-    store4,
-    store4_words,
-)
+from .access import unpack_eight
+from .cuda import device_function, float32, uint32
+from .ptx import load4, load4_words, pack_bf16, store4, store4_words
 
 OCTET = 8
 ZERO = float32(0)
-HIGH = uint32(0xFFFF0000)
-
-
-@device_function
-def bf16_value(bits):
-    """A bf16 element as float32."""
-    return bits_float(uint32(uint32(bits) << uint32(16)))
-
-
-@device_function
-def _unpack(values, i, word):
-    values[i] = bits_float(uint32(word << uint32(16)))
-    values[i + 1] = bits_float(uint32(word & HIGH))
 
 
 @device_function
 def unpack_octet(values, words):
     """values[8] = the bf16 in four words."""
-    _unpack(values, 0, words[0])
-    _unpack(values, 2, words[1])
-    _unpack(values, 4, words[2])
-    _unpack(values, 6, words[3])
+    unpack_eight(values, 0, words[0], words[1], words[2], words[3])
 
 
 @device_function
-def element(pointer, index, present):
+def _element(pointer, index, present):
     """The bits of a bf16 element, 0 where there is none."""
     return uint32(pointer[index]) if present else uint32(0)
 
@@ -50,8 +28,8 @@ def element(pointer, index, present):
 @device_function
 def pair(pointer, index, count):
     """Two neighbours in one word, of which the first `count` are there."""
-    return uint32(element(pointer, index, count > 0)
-                  | element(pointer, index + 1, count > 1) << uint32(16))
+    return uint32(_element(pointer, index, count > 0)
+                  | _element(pointer, index + 1, count > 1) << uint32(16))
 
 
 def octet_access(wide: bool) -> SimpleNamespace:
