@@ -95,24 +95,31 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     from . import checkpoint, device
     from .decoder import Decoder
     from .generate import prompt_ids
+    from .memory import HOST
     from .optimizer import as_operands
     from .parameters import ParameterTable
     from .start import load_kernels
 
     loaded = checkpoint.newest(config.checkpoint, say)
-    tokenizer = loaded.tokenizer
+    model, tokenizer, weights = loaded.model, loaded.tokenizer, loaded.weights
     ids = prompt_ids(tokenizer, prompt)
     chosen = device.choose(config.device, config.precision, config.graph, SMALLER)
+    stored = config.weights if chosen.memory is HOST else ""
+    if config.weights != "fp32" and not stored:
+        raise UserError(f"--weights {config.weights} is for a CPU that computes in fp32, not for "
+                        f"{chosen.line}; use --device cpu --precision fp32")
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
-    if len(ids) > loaded.model.context:
-        say(f"the prompt has {len(ids)} tokens; the model sees the last {loaded.model.context}")
+    if len(ids) > model.context:
+        say(f"the prompt has {len(ids)} tokens; the model sees the last {model.context}")
     with chosen.memory.queue():
         if config.max_tokens:
-            load_kernels(chosen, loaded.model, batch=1, training=False)
-        weights = chosen.memory.put(loaded.weights)
-        p = ParameterTable(loaded.model).views(weights, as_operands(chosen.memory, weights))
-        decoder = Decoder(loaded.model, p, chosen.ops, cache=config.cache, memory=chosen.memory)
+            load_kernels(chosen, model, batch=1, training=False, stored=stored)
+        weights = chosen.memory.put(weights)
+        p = ParameterTable(model).views(weights, as_operands(chosen.memory, weights))
+        decoder = Decoder(model, p, chosen.ops, cache=config.cache, memory=chosen.memory,
+                          stored=stored)
+        del loaded, weights, p  # the decoder has a copy on a CPU
         _write_samples(config, prompt, decoder, tokenizer)
 
 

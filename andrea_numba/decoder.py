@@ -6,6 +6,8 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from kernels.matmul.cpu_stored import store
+
 from . import model
 from .buffers import PRECISIONS, Buffers
 from .config import ModelConfig
@@ -20,13 +22,14 @@ class Decoder:
     """
 
     def __init__(self, config: ModelConfig, p, ops, cache: bool = True,
-                 buffers: Buffers | None = None, memory=HOST):
+                 buffers: Buffers | None = None, memory=HOST, stored: str = ""):
         """`p` (a `ParameterTable`'s views) and `buffers` lie in `memory`; `buffers` lends those of
-        a trainer of the same model, by default the decoder has its own."""
+        a trainer of the same model, by default the decoder has its own. With `stored` (fp32, bf16
+        or int8) it makes a copy of `p`, of which a CPU reads the matrices of products faster."""
         self.context = config.context
         self.length = 0
         self._config, self._ops, self._memory = config, ops, memory
-        self._p = p
+        self._p = _stored(p, stored) if stored else p
         self._buffers = buffers or Buffers(config, 1, config.context, False, memory=memory)
         self._transfers, self._graphs = memory.transfers(config.context), memory.graphs()
         self._ids = np.zeros((1, config.context), np.int32)
@@ -72,3 +75,18 @@ class Decoder:
     def _logits(self) -> np.ndarray:
         logits = self._memory.get(self._buffers.views(1, 1).logits)[0]
         return logits[:self._config.vocab_size].astype(np.float32)
+
+
+def _stored(p, kind: str) -> SimpleNamespace:
+    """A copy of float32 views whose matrices of products are `StoredMatrix`."""
+    top = {name: _kept(name, value, kind) for name, value in vars(p).items()
+           if name not in ("blocks", "head", "w_head")}
+    blocks = [SimpleNamespace(**{name: _kept(name, value, kind)
+                                 for name, value in vars(block).items()}) for block in p.blocks]
+    return SimpleNamespace(**top, blocks=blocks, head=store(p.head, kind, True))
+
+
+def _kept(name: str, value: np.ndarray | None, kind: str):
+    if value is None:
+        return None
+    return store(value, kind, False) if name.startswith("w_") else value.copy()

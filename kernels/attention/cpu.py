@@ -11,7 +11,7 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_features import VECTORS
-from ..common.cpu_math import FAST_SUM, F, exp, words
+from ..common.cpu_math import FAST_SUM, F, as_float, exp, stored_in, words
 from . import cpu_blas, cpu_vector
 
 LOW = F(np.finfo(np.float32).min)  # of all scores; finite: the difference of two is not NaN
@@ -64,14 +64,16 @@ def _decode(out, qkv, k_cache, v_cache, position, scale):
     for head in prange(batch * heads):
         b = head // heads
         h = head - b * heads
-        query = qkv[b, h * head_dim:(h + 1) * head_dim]
+        query = np.empty(head_dim, np.float32)
+        for j in range(head_dim):
+            query[j] = as_float(qkv[b, h * head_dim + j])
         scores = np.empty(position + 1, np.float32)
         largest = LOW
         for t in range(position + 1):
             key = k_cache[b, h, t]
             total = F(0.0)
             for j in range(key.size):
-                total += query[j] * key[j]
+                total += query[j] * as_float(key[j])
             scores[t] = total * scale
             largest = scores[t] if scores[t] > largest else largest
         total = F(0.0)
@@ -79,11 +81,12 @@ def _decode(out, qkv, k_cache, v_cache, position, scale):
             e = exp(scores[t] - largest)
             scores[t] = e
             total += e
-        row = out[b, h * head_dim:(h + 1) * head_dim]
-        for j in range(row.size):
-            row[j] = F(0.0)
+        sums = np.zeros(head_dim, np.float32)
         for t in range(scores.size):
             value = v_cache[b, h, t]
             weight = scores[t] / total
             for j in range(value.size):
-                row[j] += weight * value[j]
+                sums[j] += weight * as_float(value[j])
+        row = out[b, h * head_dim:(h + 1) * head_dim]
+        for j in range(row.size):
+            row[j] = stored_in(out, sums[j])

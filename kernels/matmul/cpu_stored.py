@@ -53,7 +53,8 @@ def store(w: np.ndarray, kind: str, transpose_w: bool) -> StoredMatrix:
     dtype = {"fp32": np.dtype(np.float32), "bf16": BFLOAT16, "int8": np.dtype(np.int8)}[kind]
     width = -(-K // (2 * LANES)) * 2 * LANES
     values = aligned_zeros(N * width, dtype).reshape(N, width)
-    values[:, :K] = rows
+    with np.errstate(invalid="ignore"):  # what a NaN becomes in int8 does not matter: its scale is
+        values[:, :K] = rows
     return StoredMatrix(words(values), scales)
 
 
