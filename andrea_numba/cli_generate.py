@@ -28,6 +28,7 @@ PROGRAM = "andrea-generate"
 SMALLER = "--no-cache takes less memory, a smaller model too"
 MAX_PROMPT_BYTES = 1 << 24
 SEPARATOR = "-" * 40  # the line between two samples
+TOGETHER = 8  # samples that a CPU draws at the same time: each weight is read once for all
 DESCRIPTION = "Continue a text with a trained model."
 EPILOG = """\
 examples:
@@ -117,48 +118,62 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
             load_kernels(chosen, model, batch=1, training=False, stored=stored)
         weights = chosen.memory.put(weights)
         p = ParameterTable(model).views(weights, as_operands(chosen.memory, weights))
+        batch = min(config.num_samples, TOGETHER) if stored and config.cache else 1
         decoder = Decoder(model, p, chosen.ops, cache=config.cache, memory=chosen.memory,
-                          stored=stored)
+                          stored=stored, batch=batch)
         del loaded, weights, p  # the decoder has a copy on a CPU
-        _write_samples(config, prompt, decoder, tokenizer)
+        _write_samples(config, prompt, decoder, batch, tokenizer)
 
 
-def _write_samples(config: GenerateConfig, prompt: str, decoder, tokenizer) -> None:
-    from .generate import generate_text
+def _write_samples(config: GenerateConfig, prompt: str, decoder, batch: int, tokenizer) -> None:
+    from .generate import generate_texts
     from .sampler import Sampling, sample_rng
 
     sampling = Sampling(config.temperature, config.top_k, config.top_p,
                         config.repetition_penalty)
     total_tokens, total_seconds = 0, 0.0
-    for index in range(config.num_samples):
+    for first in range(0, config.num_samples, batch):
+        indices = range(first, min(first + batch, config.num_samples))
         if not config.json:
-            _write(f"\n{SEPARATOR}\n" * (index > 0) + prompt)
+            _write(_heading(first, prompt))
         start = time.perf_counter()
-        result = generate_text(
+        results = generate_texts(
             decoder, tokenizer, prompt, config.max_tokens, sampling,
-            sample_rng(config.seed, index), config.stop, None if config.json else _write)
+            [sample_rng(config.seed, index) for index in indices], config.stop,
+            None if config.json else _write)
         seconds = time.perf_counter() - start
-        total_tokens += len(result.tokens)
+        total_tokens += sum(len(result.tokens) for result in results)
         total_seconds += seconds
-        if config.json:
-            _write(json.dumps({  # escapes all but ASCII, so no console can spoil it
-                "prompt": prompt,
-                "text": result.text,
-                "tokens": len(result.tokens),
-                "token_ids": result.tokens,
-                "stop_reason": "max_tokens" if result.stopped_by is None else "stop",
-                "stop": result.stopped_by,
-                "prompt_tokens": result.prompt_tokens,
-                "prompt_tokens_used": result.prompt_tokens_used,
-                "seed": config.seed,
-                "index": index,
-                "tokens_per_second": round(len(result.tokens) / seconds, 1),
-            }) + "\n")
+        for index, result in zip(indices, results, strict=True):
+            if config.json:
+                _write(_as_json(config, prompt, index, result, seconds))
+            elif index > first:  # the first was written as it came
+                _write(_heading(index, prompt) + result.text)
     if not config.json:
         _write("\n")
     if total_tokens:
         say(f"{total_tokens} tokens in {total_seconds:.2f} s, "
             f"{total_tokens / total_seconds:,.0f} tokens/s")
+
+
+def _heading(index: int, prompt: str) -> str:
+    return f"\n{SEPARATOR}\n" * (index > 0) + prompt
+
+
+def _as_json(config: GenerateConfig, prompt: str, index: int, result, seconds: float) -> str:
+    return json.dumps({  # escapes all but ASCII, so no console can spoil it
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": len(result.tokens),
+        "token_ids": result.tokens,
+        "stop_reason": "max_tokens" if result.stopped_by is None else "stop",
+        "stop": result.stopped_by,
+        "prompt_tokens": result.prompt_tokens,
+        "prompt_tokens_used": result.prompt_tokens_used,
+        "seed": config.seed,
+        "index": index,
+        "tokens_per_second": round(len(result.tokens) / seconds, 1),
+    }) + "\n"
 
 
 def _write(text: str) -> None:
