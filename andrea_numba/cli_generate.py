@@ -28,6 +28,7 @@ PROGRAM = "andrea-generate"
 SMALLER = "--no-cache takes less memory, a smaller model too"
 MAX_PROMPT_BYTES = 1 << 24
 SEPARATOR = "-" * 40  # the line between two samples
+TOGETHER = 8  # samples that a CPU draws at the same time: each weight is read once for all
 DESCRIPTION = "Continue a text with a trained model."
 EPILOG = """\
 examples:
@@ -105,6 +106,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     from . import device, interchange
     from .decoder import Decoder
     from .generate import prompt_ids
+    from .memory import HOST
     from .optimizer import as_operands
     from .parameters import ParameterTable
     from .score import Scorer, open_text, write_scores
@@ -117,7 +119,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         for line in (*notices, f"{loaded.path}, step {loaded.step}, written to {config.export}"):
             say(line)
         return
-    tokenizer = loaded.tokenizer
+    model, tokenizer, weights = loaded.model, loaded.tokenizer, loaded.weights
     if tokenizer is None:
         raise UserError(f"{loaded.path} names no tokenizer, so it cannot read or write text; it "
                         "can be trained (--init-from) and exported")
@@ -127,59 +129,79 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
         for notice in text.notices:
             say(notice)
     chosen = device.choose(config.device, config.precision, config.graph, SMALLER)
+    stored = config.weights if chosen.memory is HOST else ""
+    if config.weights != "fp32" and not stored:
+        raise UserError(f"--weights {config.weights} is for a CPU that computes in fp32, not for "
+                        f"{chosen.line}; use --device cpu --precision fp32")
     say(chosen.line)
     say(f"checkpoint {loaded.path}, step {loaded.step}")
-    if len(ids) > loaded.model.context:
-        say(f"the prompt has {len(ids)} tokens; the model sees the last {loaded.model.context}")
+    if len(ids) > model.context:
+        say(f"the prompt has {len(ids)} tokens; the model sees the last {model.context}")
     with chosen.memory.queue():
         if config.max_tokens:
-            load_kernels(chosen, loaded.model, 1, training=config.score is not None)
-        weights = chosen.memory.put(loaded.weights)
-        p = ParameterTable(loaded.model).views(weights, as_operands(chosen.memory, weights))
+            load_kernels(chosen, model, 1, training=config.score is not None, stored=stored)
+        weights = chosen.memory.put(weights)
+        p = ParameterTable(model).views(weights, as_operands(chosen.memory, weights))
         if config.score is not None:
-            scorer = Scorer(loaded.model, p, chosen.ops, chosen.memory)
+            scorer = Scorer(model, p, chosen.ops, chosen.memory)
             say(write_scores(text, scorer, config.json, _write))
             return
-        decoder = Decoder(loaded.model, p, chosen.ops, cache=config.cache, memory=chosen.memory)
-        _write_samples(config, prompt, decoder, tokenizer)
+        batch = min(config.num_samples, TOGETHER) if stored and config.cache else 1
+        decoder = Decoder(model, p, chosen.ops, cache=config.cache, memory=chosen.memory,
+                          stored=stored, batch=batch)
+        del loaded, weights, p  # the decoder has a copy on a CPU
+        _write_samples(config, prompt, decoder, batch, tokenizer)
 
 
-def _write_samples(config: GenerateConfig, prompt: str, decoder, tokenizer) -> None:
-    from .generate import generate_text
+def _write_samples(config: GenerateConfig, prompt: str, decoder, batch: int, tokenizer) -> None:
+    from .generate import generate_texts
     from .sampler import Sampling, sample_rng
 
     sampling = Sampling(config.temperature, config.top_k, config.top_p,
                         config.repetition_penalty)
     total_tokens, total_seconds = 0, 0.0
-    for index in range(config.num_samples):
+    for first in range(0, config.num_samples, batch):
+        indices = range(first, min(first + batch, config.num_samples))
         if not config.json:
-            _write(f"\n{SEPARATOR}\n" * (index > 0) + prompt)
+            _write(_heading(first, prompt))
         start = time.perf_counter()
-        result = generate_text(
+        results = generate_texts(
             decoder, tokenizer, prompt, config.max_tokens, sampling,
-            sample_rng(config.seed, index), config.stop, None if config.json else _write)
+            [sample_rng(config.seed, index) for index in indices], config.stop,
+            None if config.json else _write)
         seconds = time.perf_counter() - start
-        total_tokens += len(result.tokens)
+        total_tokens += sum(len(result.tokens) for result in results)
         total_seconds += seconds
-        if config.json:
-            _write(json.dumps({  # escapes all but ASCII, so no console can spoil it
-                "prompt": prompt,
-                "text": result.text,
-                "tokens": len(result.tokens),
-                "token_ids": result.tokens,
-                "stop_reason": "max_tokens" if result.stopped_by is None else "stop",
-                "stop": result.stopped_by,
-                "prompt_tokens": result.prompt_tokens,
-                "prompt_tokens_used": result.prompt_tokens_used,
-                "seed": config.seed,
-                "index": index,
-                "tokens_per_second": round(len(result.tokens) / seconds, 1),
-            }) + "\n")
+        for index, result in zip(indices, results, strict=True):
+            if config.json:
+                _write(_as_json(config, prompt, index, result, seconds))
+            elif index > first:  # the first was written as it came
+                _write(_heading(index, prompt) + result.text)
     if not config.json:
         _write("\n")
     if total_tokens:
         say(f"{total_tokens} tokens in {total_seconds:.2f} s, "
             f"{total_tokens / total_seconds:,.0f} tokens/s")
+
+
+def _heading(index: int, prompt: str) -> str:
+    return f"\n{SEPARATOR}\n" * (index > 0) + prompt
+
+
+def _as_json(config: GenerateConfig, prompt: str, index: int, result, seconds: float) -> str:
+    return json.dumps({  # escapes all but ASCII, so no console can spoil it
+        "prompt": prompt,
+        "text": result.text,
+        "tokens": len(result.tokens),
+        "token_ids": result.tokens,
+        "stop_reason": "max_tokens" if result.stopped_by is None else "stop",
+        "stop": result.stopped_by,
+        "prompt_tokens": result.prompt_tokens,
+        "prompt_tokens_used": result.prompt_tokens_used,
+        "seed": config.seed,
+        "index": index,
+        "tokens_per_second": round(len(result.tokens) / seconds, 1),
+    }) + "\n"
 
 
 def _write(text: str) -> None:

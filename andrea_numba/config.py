@@ -169,6 +169,8 @@ class GenerateConfig:
     device: str = option("auto", "where to compute", choices=("auto", "cpu", "cuda"))
     precision: str = option("auto", "of the operands of products; bf16 needs a GPU or avx512_bf16, "
                             "auto is bf16 on a GPU", choices=("auto", "fp32", "bf16"))
+    weights: str = option("fp32", "as what a CPU keeps and reads the matrices: smaller is faster",
+                          choices=("fp32", "bf16", "int8"))
     graph: bool = option(True, "replay the steps of a GPU as CUDA graphs")
     threads: int = option(0, "CPU threads; 0 = all cores", at_least=0, at_most=1024)
     json: bool = option(False, "one JSON object a sample, or a token of --score, on stdout")

@@ -44,24 +44,43 @@ def generate_ids(
 
     Works only as far as it is consumed. Raises UserError when the model's scores are not finite.
     """
+    for token, in generate_rows(decoder, ids, max_tokens, sampling, [rng], vocab_size):
+        yield token
+
+
+def generate_rows(
+    decoder, ids: np.ndarray, max_tokens: int, sampling: Sampling,
+    rngs: Sequence[np.random.Generator], vocab_size: int,
+) -> Iterator[list[int]]:
+    """As `generate_ids`, for several samples at once: a decoder of as many sequences reads each
+    weight once for all of them."""
+    if len(rngs) == 1:
+        def prefill(rows):
+            return [decoder.prefill(rows[0])]
+
+        def step(tokens):
+            return [decoder.step(int(tokens[0]))]
+    else:
+        prefill, step = decoder.prefill_rows, decoder.step_rows
     context = decoder.context
-    window = np.empty(context + 1, dtype=np.int32)  # what the model sees, and one token more
+    windows = np.empty((len(rngs), context + 1), dtype=np.int32)  # of the model, and a token more
     length = min(len(ids), context)
-    window[:length] = ids[len(ids) - length :]
+    windows[:, :length] = ids[len(ids) - length :]
     for count in range(max_tokens):
         if count == 0:
-            logits = decoder.prefill(window[:length])
+            logits = prefill(windows[:, :length])
         elif length <= context:
-            logits = decoder.step(int(window[length - 1]))
+            logits = step(windows[:, length - 1])
         else:
             keep = max(1, context // 2)
-            window[:keep] = window[length - keep : length].copy()
+            windows[:, :keep] = windows[:, length - keep : length].copy()
             length = keep
-            logits = decoder.prefill(window[:length])
-        token = sample(logits[:vocab_size], window[:length], sampling, rng)
-        window[length] = token
+            logits = prefill(windows[:, :length])
+        tokens = [sample(scores[:vocab_size], window[:length], sampling, rng)
+                  for scores, window, rng in zip(logits, windows, rngs, strict=True)]
+        windows[:, length] = tokens
         length += 1
-        yield token
+        yield tokens
 
 
 def generate_text(
@@ -76,27 +95,55 @@ def generate_text(
     conditions the text by its last `decoder.context` tokens. Raises UserError for a prompt that
     the tokenizer cannot encode and for a broken model.
     """
+    return generate_texts(decoder, tokenizer, prompt, max_tokens, sampling, [rng], stop,
+                          on_text)[0]
+
+
+def generate_texts(
+    decoder, tokenizer, prompt: str, max_tokens: int, sampling: Sampling,
+    rngs: Sequence[np.random.Generator], stop: Sequence[str] = (),
+    on_text: Callable[[str], None] | None = None,
+) -> list[GeneratedText]:
+    """As `generate_text`, several samples at once; `on_text` receives the text of the first."""
     ids = prompt_ids(tokenizer, prompt)
-    characters, filtered = TextStream(tokenizer), StopFilter(stop)
-    pieces: list[str] = []
-    tokens: list[int] = []
-
-    def emit(piece: str) -> None:
-        if piece:
-            pieces.append(piece)
-            if on_text:
-                on_text(piece)
-
-    for token in generate_ids(decoder, ids, max_tokens, sampling, rng, tokenizer.vocab_size):
-        tokens.append(token)
-        emit(filtered.push(characters.push(token)))
-        if filtered.stopped_by is not None:
+    samples = [_Sample(tokenizer, stop, None if index else on_text)
+               for index in range(len(rngs))]
+    for tokens in generate_rows(decoder, ids, max_tokens, sampling, rngs, tokenizer.vocab_size):
+        for one, token in zip(samples, tokens, strict=True):
+            one.push(token)
+        if all(one.filtered.stopped_by is not None for one in samples):
             break
-    else:
-        emit(filtered.push(characters.flush()))
-        emit(filtered.flush())
-    return GeneratedText("".join(pieces), tokens, filtered.stopped_by, len(ids),
-                         min(len(ids), decoder.context))
+    used = min(len(ids), decoder.context)
+    return [GeneratedText(one.finish(), one.tokens, one.filtered.stopped_by, len(ids), used)
+            for one in samples]
+
+
+class _Sample:
+    """The text of a sample as its tokens are drawn; those after a stop string do not count."""
+
+    def __init__(self, tokenizer, stop: Sequence[str], on_text: Callable[[str], None] | None):
+        self.tokens: list[int] = []
+        self.filtered = StopFilter(stop)
+        self._characters, self._on_text = TextStream(tokenizer), on_text
+        self._pieces: list[str] = []
+
+    def push(self, token: int) -> None:
+        if self.filtered.stopped_by is None:
+            self.tokens.append(token)
+            self._emit(self.filtered.push(self._characters.push(token)))
+
+    def finish(self) -> str:
+        """The whole text, once no token comes any more."""
+        if self.filtered.stopped_by is None:
+            self._emit(self.filtered.push(self._characters.flush()))
+            self._emit(self.filtered.flush())
+        return "".join(self._pieces)
+
+    def _emit(self, piece: str) -> None:
+        if piece:
+            self._pieces.append(piece)
+            if self._on_text:
+                self._on_text(piece)
 
 
 class StopFilter:

@@ -14,8 +14,10 @@ from .program import say
 from .trainer import tiny, warm_up
 
 
-def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool = True) -> float:
-    """Compile, or read from the cache, every kernel in use; seconds it took.
+def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool = True,
+                 stored: str = "") -> float:
+    """Compile, or read from the cache, every kernel in use; seconds it took. `stored` is as a
+    `Decoder` takes it.
 
     On a GPU, code and scratch memory depend on the size of the model, so one block of the real
     one is tried; the first time, with every kernel compared with its oracle.
@@ -23,7 +25,7 @@ def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool 
     started = time.perf_counter()
     if isinstance(device.memory, HostMemory):
         compile_notice()
-        warm_up(device.ops, tiny(model), device.memory, training=training)
+        warm_up(device.ops, tiny(model), device.memory, training=training, stored=stored)
     else:
         with explained():
             _check(device, model, training)

@@ -6,18 +6,28 @@ import itertools
 
 import numpy as np
 import pytest
+from helpers import dataset, tiny_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import kernels.registry
+from andrea_numba import model
+from andrea_numba.buffers import Buffers
 from andrea_numba.config import ModelConfig
-from andrea_numba.decoder import Decoder
+from andrea_numba.decoder import Decoder, stored_views
 from andrea_numba.errors import UserError
-from andrea_numba.generate import StopFilter, generate_ids, generate_text, prompt_ids
+from andrea_numba.generate import (
+    StopFilter,
+    generate_ids,
+    generate_text,
+    generate_texts,
+    prompt_ids,
+)
 from andrea_numba.initialize import initialize
 from andrea_numba.parameters import ParameterTable
 from andrea_numba.sampler import Sampling, sample, sample_rng
 from andrea_numba.tokenizers import ByteTokenizer, CharTokenizer
+from andrea_numba.trainer import Trainer
 
 GREEDY = Sampling(temperature=0)
 ASCII = CharTokenizer.build(["".join(map(chr, range(32, 127)))], 1)
@@ -268,3 +278,49 @@ def test_untrained_model_never_says_a_padded_token():
                         sample_rng(0, 0))
     assert len(run.tokens) == len(run.text) == 10_000
     assert max(run.tokens) < 65
+
+
+@pytest.mark.parametrize("context", [6, 64])
+def test_samples_drawn_together_are_those_drawn_alone(context):
+    """Bit for bit, also where the window is full and is read again; fewer than `batch` too."""
+    config = ModelConfig(d_model=32, n_head=2, n_layer=2, context=context, vocab_size=95)
+    table = ParameterTable(config)
+    weights = table.zeros()
+    initialize(table, weights, np.random.default_rng(4))
+    ops = kernels.registry.op_table("cpu")
+    alone, together = (Decoder(config, table.views(weights), ops, stored="int8", batch=batch)
+                       for batch in (1, 5))
+    stop = ("e", "t")
+    expected = [generate_text(alone, ASCII, "Once", 30, Sampling(), sample_rng(1, index), stop)
+                for index in range(5)]
+    assert len({len(result.tokens) for result in expected}) > 1
+    for count in (5, 2):
+        pieces = []
+        assert generate_texts(together, ASCII, "Once", 30, Sampling(),
+                              [sample_rng(1, index) for index in range(count)], stop,
+                              pieces.append) == expected[:count]
+        assert "".join(pieces) == expected[0].text
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    config = tiny_config(steps=150, lr=1e-2, d_model=32)
+    data = dataset(config, tmp_path_factory.mktemp("data"))
+    trainer = Trainer(config, kernels.registry.op_table("cpu"), data)
+    losses = [trainer.step().loss for _ in range(150)]
+    assert losses[-1] < losses[0] / 2
+    return trainer
+
+
+@pytest.mark.parametrize(("kind", "percent"), [("fp32", 1e-4), ("bf16", 0.1), ("int8", 1.0)])
+def test_stored_weights_change_perplexity_little(trained, kind, percent):
+    model_config = trained.config.model
+    rows = trained.dataset.train[:64 * (model_config.context + 1)].astype(np.int32).reshape(64, -1)
+    ids, targets = (np.ascontiguousarray(part) for part in (rows[:, :-1], rows[:, 1:]))
+    ops = kernels.registry.op_table("cpu")
+    a = Buffers(model_config, *ids.shape, training=True).views(*ids.shape)
+    perplexities = []
+    for p in (trained.p, stored_views(trained.p, kind)):
+        model.losses(ops, p, a, ids, targets.reshape(-1), model_config.vocab_size)
+        perplexities.append(np.exp(a.losses.mean(dtype=np.float64)))
+    assert 100 * abs(perplexities[1] / perplexities[0] - 1) < percent

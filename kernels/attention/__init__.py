@@ -23,14 +23,14 @@ int32 in memory, so that a recorded step can be repeated at the next position.
 Shapes      qkv, dqkv [B*T, 3*H*D], a row being q | k | v, each [H, D] inside; out, dout
             [B*T, H*D]; lse [B, H, T], natural logarithm; caches [B, H, context, D].
             decode: out [B, H*D], qkv [B, 3*H*D].
-Precision   on the GPU qkv, out, their gradients and the caches may be bfloat16. Scores, softmax,
-            lse and all sums are float32 then too; p and ds are rounded to bfloat16 for the
-            products on the tensor cores.
+Precision   qkv, out, their gradients and the caches may be bfloat16, on a GPU or a CPU that can.
+            Scores, softmax, lse and all sums are float32 then too; p and ds are rounded to bfloat16
+            for the products.
 Write rule  out, lse and dqkv are overwritten; append changes only the rows it names.
 Cost        forward: 2*B*H*T*(T+1)*D operations, two products over half of the square;
             backward: 2.5 times that, five products. Memory traffic
             4*B*T*(4*H*D + H) bytes in forward: no [T, T] array need leave the chip. Backward in
-            bfloat16 computes seven products, so that none of its sums needs atomics.
+            bfloat16 on a GPU computes seven products, so that none of its sums needs atomics.
 
 Source: Vaswani et al., "Attention Is All You Need" (2017), section 3.2; kept lse and recomputed
 p: Dao et al., "FlashAttention: Fast and Memory-Efficient Exact Attention with IO-Awareness"

@@ -64,14 +64,16 @@ def _decode(out, qkv, k_cache, v_cache, position, scale):
     for head in prange(batch * heads):
         b = head // heads
         h = head - b * heads
-        query = qkv[b, h * head_dim:(h + 1) * head_dim]
+        query = np.empty(head_dim, np.float32)
+        for j in range(head_dim):
+            query[j] = as_float(qkv[b, h * head_dim + j])
         scores = np.empty(position + 1, np.float32)
         largest = LOW
         for t in range(position + 1):
             key = k_cache[b, h, t]
             total = F(0.0)
             for j in range(key.size):
-                total += as_float(query[j]) * as_float(key[j])
+                total += query[j] * as_float(key[j])
             scores[t] = total * scale
             largest = scores[t] if scores[t] > largest else largest
         total = F(0.0)

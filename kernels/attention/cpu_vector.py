@@ -8,8 +8,8 @@ and dv. Tiles beyond the diagonal are skipped, and on it what no query of a tile
 Operands are words (common/cpu_tile): in bfloat16 probabilities and gradients of scores are rounded
 to pairs, along the keys where keys are summed and along the queries where those are. A head is one
 task of backward, QUERIES queries are one of forward; each sum has a fixed order, whatever the
-number of threads. Scratch for T = 1024 and D = 64 in float32: forward 2 MB and 0.2 MB a thread,
-backward 1.5 MB a thread.
+number of threads. Scratch in float32: forward 8 MB at most, and 0.2 MB a thread for T = 1024;
+backward 1.5 MB a thread for T = 1024 and D = 64.
 """
 
 import math
@@ -44,10 +44,11 @@ ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (12, 2)
 COLUMNS = VECTORS * LANES
 QUERIES = 48  # rows of scores that are in the cache at the same time
 TILE = 96  # whole ROWS and COLUMNS of either kind of vectors
-PACKED = 1 << 17  # words of keys and values that forward packs before it uses them
+WORDS = 128  # of a panel of values, which all queries use while it is in the cache
+PACKED = 1 << 21  # words of keys and values that forward packs before it uses them
 LOW = F(np.finfo(np.float32).min)  # of all scores; finite: the difference of two is not NaN
 _LOG2_E = F(math.log2(math.e))
-_SUMS = ROWS * COLUMNS
+_SUMS = QUERIES * COLUMNS
 
 add_products = make_add_products(ROWS, VECTORS, COLUMNS)
 
@@ -201,19 +202,21 @@ def _attend_block(out, lse, qkv, sizes, task, first, row, queries, keys, scores,
                                   first + i + 1, end, scale * _LOG2_E)
         inverse[i] = F(1.0) / total
         lse[task * sizes.length + first + i] = largest * scale + F(math.log(total))
-    tile = stack_array(_SUMS)
+    sums = stack_array(_SUMS)
     target = _row_of(task, 0, 1, sizes) + first * d_model
     for j in range(0, sizes.width, COLUMNS):
-        for i in range(0, rows, ROWS):
-            terms = min(first + i + ROWS, seen)
-            add_products(pointer(tile, 0), COLUMNS, pointer(probabilities, i * word_row), word_row,
-                         1, pointer(values, j * sizes.word_length),
-                         (terms + sizes.pair - 1) // sizes.pair, True)
-            for r in range(i, min(i + ROWS, rows)):
-                for c in range(j, min(j + COLUMNS, sizes.width), LANES):
-                    store_first(out, target + r * d_model + c,
-                                load(tile, (r - i) * COLUMNS + c - j) * inverse[r],
-                                sizes.width - c)
+        for k in range(0, sizes.word_length, WORDS):
+            for i in range(0, rows, ROWS):
+                terms = (min(first + i + ROWS, seen) + sizes.pair - 1) // sizes.pair - k
+                if terms > 0:
+                    add_products(pointer(sums, i * COLUMNS), COLUMNS,
+                                 pointer(probabilities, i * word_row + k), word_row, 1,
+                                 pointer(values, j * sizes.word_length + k * COLUMNS),
+                                 min(terms, WORDS), k == 0)
+        for i in range(rows):
+            for c in range(0, min(COLUMNS, sizes.width - j), LANES):
+                store_first(out, target + i * d_model + j + c,
+                            load(sums, i * COLUMNS + c) * inverse[i], sizes.width - j - c)
 
 
 @njit(fastmath=FAST_SUM)

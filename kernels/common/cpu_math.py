@@ -135,15 +135,17 @@ def exp(x):
 
 @intrinsic
 def as_float(typingctx, x):
-    """A float32 as it is; a uint16 as the bfloat16 whose bits it holds."""
-    if x == types.float32:
-        return x(x), lambda context, builder, signature, args: args[0]
+    """A float32 as it is, an int8 converted; a uint16 as the bfloat16 whose bits it holds."""
 
     def codegen(context, builder, signature, args):
+        if x == types.float32:
+            return args[0]
+        if x == types.int8:
+            return builder.sitofp(args[0], ir.FloatType())
         bits = builder.shl(builder.zext(args[0], ir.IntType(32)), ir.Constant(ir.IntType(32), 16))
         return builder.bitcast(bits, ir.FloatType())
 
-    return types.float32(types.uint16), codegen
+    return types.float32(x if x in (types.float32, types.int8) else types.uint16), codegen
 
 
 @intrinsic

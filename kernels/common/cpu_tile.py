@@ -14,6 +14,8 @@ from .cpu_math import F, unknown
 from .simd import LANES, broadcast, load, multiply_add, registers, registers_of, store
 from .spec import is_bf16
 
+CACHE_LINE = 64
+
 _thread = threading.local()
 
 
@@ -61,6 +63,14 @@ def scratch(name: str, dtype: type, size: int) -> np.ndarray:
     """Memory of the calling thread by name, kept for its next call and grown when needed."""
     kept = getattr(_thread, name, None)
     if kept is None or kept.size < size:
-        kept = np.empty(size, np.float32)
+        kept = aligned_zeros(size, np.float32)
         setattr(_thread, name, kept)
     return kept[:size].view(dtype)
+
+
+def aligned_zeros(size: int, dtype: type) -> np.ndarray:
+    """Zeros whose vectors lie in one cache line each."""
+    itemsize = np.dtype(dtype).itemsize
+    raw = np.zeros(size + CACHE_LINE // itemsize, dtype)
+    skip = -raw.ctypes.data % CACHE_LINE // itemsize
+    return raw[skip:skip + size]

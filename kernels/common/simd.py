@@ -11,8 +11,9 @@ follows the fastmath flags of the function. What takes no vectors at all gives a
 formula is written once for vectors and for plain loops: see cpu_math.
 
 `p` is a flat C-contiguous array or a `pointer` into one, of float32, of int32, or of uint16: the
-bits of bfloat16, converted on the way to and from float32 lanes. No bounds are checked. Every
-function needs cpu_features.VECTORS; those that say so need cpu_features.BF16.
+bits of bfloat16, converted on the way to and from float32 lanes. int8 becomes float32 when it is
+loaded, and is not stored. No bounds are checked. Every function needs cpu_features.VECTORS; those
+that say so need cpu_features.BF16.
 """
 
 import operator
@@ -87,6 +88,19 @@ def store(typingctx, p, i, vector):
         return context.get_dummy_value()
 
     return types.void(p, types.intp, vector), codegen
+
+
+@intrinsic
+def prefetch(typingctx, p, i):
+    """Ask for the cache line of p[i], which will be read soon; p[i] need not exist."""
+    element = element_of(p)
+
+    def codegen(context, builder, signature, args):
+        source = address(context, builder, p, *args, STORED[element])
+        call(builder, "llvm.prefetch.p0", ir.VoidType(), source, I32(0), I32(2), I32(1))
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp), codegen
 
 
 @intrinsic

@@ -7,11 +7,12 @@ from numba.core.errors import NumbaTypeError, RequireLiteralValue
 from numba.extending import models, register_model
 
 LANES = 16
-I16, I32, FLOAT = ir.IntType(16), ir.IntType(32), ir.FloatType()
+I8, I16, I32, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 WORDS, WORD_PAIRS = ir.VectorType(I16, LANES), ir.VectorType(I16, 2 * LANES)
-_LETTER = {FLOAT: "f32", I32: "i32", I16: "i16"}
-BYTES = {FLOAT: 4, I32: 4, I16: 2}
+OCTETS = ir.VectorType(I8, LANES)
+_LETTER = {FLOAT: "f32", I32: "i32", I16: "i16", I8: "i8"}
+BYTES = {FLOAT: 4, I32: 4, I16: 2, I8: 1}
 
 
 class _Bfloat(ir.Type):
@@ -47,8 +48,9 @@ class _VectorModel(models.PrimitiveModel):
 f32x16, i32x16 = Vector(types.float32), Vector(types.int32)
 ZIPPED = [lane for j in range(LANES) for lane in (j, LANES + j)]  # of two vectors, alternating
 # By element type of memory: the vector it is loaded as, and as it lies there.
-VECTOR_OF = {types.float32: f32x16, types.int32: i32x16, types.uint16: f32x16}
-STORED = {types.float32: FLOATS, types.int32: INTS, types.uint16: WORDS}
+VECTOR_OF = {types.float32: f32x16, types.int32: i32x16, types.uint16: f32x16,
+             types.int8: f32x16}
+STORED = {types.float32: FLOATS, types.int32: INTS, types.uint16: WORDS, types.int8: OCTETS}
 
 
 def element_of(p, vector=None) -> types.Type:
@@ -56,9 +58,9 @@ def element_of(p, vector=None) -> types.Type:
     flat = isinstance(p, types.Array) and p.ndim == 1 and p.layout == "C"
     element = p.dtype if flat or isinstance(p, types.CPointer) else None
     if element not in VECTOR_OF:
-        raise NumbaTypeError(f"expected a flat array or a pointer of float32, int32 or uint16, "
-                             f"not {p}")
-    if vector not in (None, VECTOR_OF[element]):
+        raise NumbaTypeError(f"expected a flat array or a pointer of float32, int32, uint16 or "
+                             f"int8, not {p}")
+    if vector is not None and (vector != VECTOR_OF[element] or element == types.int8):
         raise NumbaTypeError(f"{vector} cannot be stored to {p}")
     return element
 
@@ -86,6 +88,8 @@ def vectors(kind, count):
 
 def widened(builder, value):
     """A loaded vector as lanes of 32 bits."""
+    if value.type == OCTETS:
+        return builder.sitofp(builder.sext(value, INTS), FLOATS)
     if value.type != WORDS:
         return value
     wide = builder.zext(value, INTS)

@@ -21,8 +21,8 @@ gives a NaN loss, and so does a target in device memory that is outside the voca
 there are not checked beforehand.
 
 Shapes      logits, dlogits [N, Vp]; losses [N]; targets [N] int32, -1 or below vocab_size
-Dtypes      logits and dlogits are operands: float32, or on a GPU bfloat16; the losses and all
-            sums are float32
+Dtypes      logits and dlogits are operands: float32 or bfloat16; the losses and all sums are
+            float32
 Write rule  losses and dlogits are overwritten; dlogits may be logits itself.
 Cost        forward: about 4*N*V operations (and an exp each), 4*N*Vp bytes; backward: about
             7*N*V, 8*N*Vp bytes, in bfloat16 half of that. Each logit is read from memory once (on

@@ -11,7 +11,7 @@ from numba import prange
 from ..common.cache import njit
 from ..common.cpu_features import VECTORS
 from ..common.cpu_math import FAST, FAST_SUM, F, as_float, words
-from . import cpu_blas, cpu_product
+from . import cpu_blas, cpu_product, cpu_stored
 
 ROW_BLOCKS = 16  # fixed number of partial column sums, whatever the number of threads
 
@@ -22,8 +22,11 @@ def forward(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
     """y = x·w + bias; with pre_gelu, that is its value, and y = GELU(pre_gelu).
 
     x [M,K]; w [K,N], or [N,K] with transpose_w; y, pre_gelu and residual [M,N]; residual is added
-    to y. pre_gelu, bias and residual may be None.
+    to y. pre_gelu, bias and residual may be None. w may be a `cpu_stored.StoredMatrix`.
     """
+    if isinstance(w, cpu_stored.StoredMatrix):
+        cpu_stored.forward(y, pre_gelu, x, w, bias, residual)
+        return
     if x.shape[0] > 1:
         products.linear(y, pre_gelu, x, w, bias, residual, transpose_w)
         return

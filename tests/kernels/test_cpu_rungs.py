@@ -23,7 +23,8 @@ LOWER = list(cpu_features.RUNGS)[list(cpu_features.RUNGS).index(cpu_features.RUN
 def test_the_accuracy_suite_is_green_on(rung):
     name, features = TARGETS[rung]
     environment = {**os.environ, "NUMBA_CPU_NAME": name, "NUMBA_CPU_FEATURES": features}
-    files = ["test_simd.py", "test_matmul.py", "test_all_ops.py"]
+    files = ["test_simd.py", "test_matmul.py", "test_attention.py", "test_cross_entropy.py",
+             "test_all_ops.py"]
     done = subprocess.run(
         [sys.executable, "-c", "import sys, pytest\n"
          "from kernels.common import cpu_features\n"

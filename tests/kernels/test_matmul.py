@@ -10,7 +10,7 @@ from helpers import guarded_scratch
 from kernels import gelu, matmul
 from kernels.common.cpu_features import BF16, VECTORS
 from kernels.common.spec import BFLOAT16
-from kernels.matmul import cpu_blas, cpu_product
+from kernels.matmul import cpu_blas, cpu_product, cpu_stored
 from kernels.registry import op_table
 
 CPU = op_table("cpu").matmul
@@ -160,3 +160,55 @@ def test_gelu_and_residual_exclude_each_other():
     residual = np.ones((2, 2), np.float32)
     with pytest.raises(ValueError, match="pre_gelu and residual are both given"):
         matmul.forward(y, other, x, w, None, residual, False)
+
+
+@pytest.mark.parametrize("kind", cpu_stored.KINDS)
+@pytest.mark.parametrize("transpose_w", [False, True])
+@pytest.mark.parametrize("M", [1, 2, 5, cpu_stored.FEW + 1])
+def test_stored_matrices_of_any_kind(M, transpose_w, kind):
+    """Integers up to 127 are exact in bfloat16, and in int8 where each row has a 127."""
+    rng = np.random.default_rng(6)
+    K, N = 47, 35
+    x, residual = rng.integers(-3, 4, (M, K)), rng.integers(-3, 4, (M, N))
+    w, bias = rng.integers(-127, 128, (K, N)), rng.integers(-3, 4, N)
+    w[0] = 127
+    x, residual, w, bias = (a.astype(np.float32) for a in (x, residual, w, bias))
+    stored = cpu_stored.store(np.ascontiguousarray(w.T) if transpose_w else w, kind, transpose_w)
+    y, pre_gelu, expected, expected_pre_gelu = np.full((4, M, N), np.nan, np.float32)
+    CPU.forward(y, None, x, stored, bias, residual, transpose_w)
+    assert np.array_equal(y, x @ w + bias + residual)
+    CPU.forward(y, pre_gelu, x, stored, None, None, transpose_w)
+    CPU.forward(expected, expected_pre_gelu, x, w, None, None, False)
+    assert np.array_equal(pre_gelu, expected_pre_gelu)
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", cpu_stored.KINDS)
+def test_a_row_times_a_stored_matrix_has_the_bits_it_has_among_others(kind):
+    rng = np.random.default_rng(7)
+    x, w = (rng.standard_normal(shape, np.float32) for shape in ((7, 100), (100, 33)))
+    stored = cpu_stored.store(w, kind, False)
+    many, one = np.full((7, 33), np.nan, np.float32), np.full((1, 33), np.nan, np.float32)
+    CPU.forward(many, None, x, stored, None, None, False)
+    for m in range(7):
+        CPU.forward(one, None, x[m:m + 1], stored, None, None, False)
+        assert one.tobytes() == many[m:m + 1].tobytes()
+
+
+@pytest.mark.parametrize("kind", cpu_stored.KINDS)
+@pytest.mark.parametrize("place", ["x", "w"])
+def test_nan_reaches_the_product_of_a_stored_matrix(place, kind):
+    x, w = np.ones((1, 40), np.float32), np.zeros((40, 6), np.float32)
+    (x if place == "x" else w.T)[0, 39] = np.nan
+    y = np.zeros((1, 6), np.float32)
+    CPU.forward(y, None, x, cpu_stored.store(w, kind, False), None, None, False)
+    assert np.isnan(y[0, 0]) and np.isnan(y[0, 1:]).all() == (place == "x")
+
+
+def test_scratch_of_stored_matrices_is_not_left(monkeypatch):
+    with guarded_scratch(monkeypatch, cpu_stored):
+        for kind, M in itertools.product(cpu_stored.KINDS, (1, 3, 8, cpu_stored.FEW + 1)):
+            x, w = np.ones((M, 47), np.float32), np.ones((47, 35), np.float32)
+            y = np.full((M, 35), np.nan, np.float32)
+            CPU.forward(y, None, x, cpu_stored.store(w, kind, False), None, None, False)
+            np.testing.assert_allclose(y, 47, rtol=1e-6)
