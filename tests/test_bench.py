@@ -22,7 +22,7 @@ CALLS = {
     "train": TRAIN,
     "op": {"op": "attention", "name": "backward",
            "case": {"B": 1, "T": 8, "H": 2, "D": 4, "d": 8, "rows": 8}},
-    "decode": {"model": LONG, "weights": "fp32"},
+    "decode": {"model": LONG, "weights": "int8", "samples": 2},
     "prefill": {"model": LONG, "length": 10},
 }
 ROW = dict.fromkeys(compare.COLUMNS, "") | {
@@ -35,7 +35,7 @@ def test_each_side_makes_the_same_calls(side):
     with Worker(side, 1) as worker:
         for name, given in CALLS.items():
             about = worker.make(name, given)
-            assert about.get("tokens") == {"train": 32, "decode": 1, "prefill": 10}.get(name)
+            assert about.get("tokens") == {"train": 32, "decode": 2, "prefill": 10}.get(name)
             # beyond the positions that are decoded in turn
             assert min(worker.time(130 if name == "decode" else 2)) > 0
         assert worker.ask("peak") > 0

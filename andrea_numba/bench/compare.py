@@ -87,6 +87,9 @@ def figures(group: str, quick: bool) -> Iterator[Figure]:
             yield Figure(f"a token, {weights} weights", "decode",
                          {"model": large, "weights": weights},
                          {f"{weights} weights": {}} | full, stream="read")
+            yield Figure(f"a token of each of 8 samples, {weights} weights", "decode",
+                         {"model": large, "weights": weights, "samples": 8},
+                         {f"{weights} weights": {}})
         yield Figure("a prompt of 1,000 tokens", "prefill", {"model": large, "length": 1000})
     if group == "sweep":
         base = ModelConfig(d_model=384, n_head=6, n_layer=1 if quick else 2, context=256,

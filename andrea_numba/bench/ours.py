@@ -11,6 +11,7 @@ from .process import Call, serve
 
 PROMPT = 128  # tokens in the cache when the first timed token is decoded
 DECODED = 128  # positions that are then timed in turn
+BYTES = {"fp32": 4, "bf16": 2, "int8": 1}  # of a stored weight
 
 
 def train(model: dict, batch: int, precision: str) -> tuple[Call, dict]:
@@ -40,19 +41,21 @@ def op(op: str, name: str, case: dict) -> tuple[Call, dict]:
     return lambda: implementation(*values), {}
 
 
-def decode(model: dict, weights: str) -> tuple[Call, dict]:
-    """One token: its logits from the key-value cache, and the likeliest one of them."""
-    decoder, size = _decoder(model, weights)
-    decoder.prefill(_random_ids(model, PROMPT))
-    token = 0
+def decode(model: dict, weights: str, samples: int = 1) -> tuple[Call, dict]:
+    """One token of each sample: its logits from the key-value cache, and the likeliest of them."""
+    import numpy as np
+
+    decoder, size = _decoder(model, weights, samples)
+    decoder.prefill_rows(np.tile(_random_ids(model, PROMPT), (samples, 1)))
+    tokens = np.zeros(samples, np.int32)
 
     def call():
-        nonlocal token
+        nonlocal tokens
         if decoder.length == PROMPT + DECODED:
             decoder.length = PROMPT
-        token = int(decoder.step(token).argmax())
+        tokens = decoder.step_rows(tokens).argmax(axis=1)
 
-    return call, {"tokens": 1, "bytes": size}
+    return call, {"tokens": samples, "bytes": size}
 
 
 def prefill(model: dict, length: int) -> tuple[Call, dict]:
@@ -62,29 +65,27 @@ def prefill(model: dict, length: int) -> tuple[Call, dict]:
     return lambda: decoder.prefill(ids), {"tokens": length}
 
 
-def _decoder(model: dict, weights: str):
+def _decoder(model: dict, weights: str, samples: int = 1):
     """A decoder of random weights, and the bytes of those that it reads for a token."""
-    from ..buffers import PRECISIONS
     from ..config import ModelConfig
     from ..decoder import Decoder
     from ..device import choose
     from ..initialize import initialize
-    from ..optimizer import as_operands
     from ..parameters import ParameterTable
     from ..start import load_kernels
     from ..trainer import generator
 
-    if weights not in PRECISIONS:
-        raise ValueError(f"there are no {weights} weights, only {' and '.join(PRECISIONS)}")
-    config, chosen = ModelConfig(**model), choose("cpu", weights)
-    load_kernels(chosen, config, batch=1, training=False)
+    if weights not in BYTES:
+        raise ValueError(f"there are no {weights} weights, only {', '.join(BYTES)}")
+    config, device = ModelConfig(**model), choose("cpu", "fp32")
+    load_kernels(device, config, batch=1, training=False, stored=weights)
     table = ParameterTable(config)
     flat = table.zeros()
     initialize(table, flat, generator(0, "init"))
-    views = table.views(flat, as_operands(chosen.memory, flat))
+    decoder = Decoder(config, table.views(flat), device.ops, memory=device.memory,
+                      stored=weights, batch=samples)
     read = table.n_decay - config.context * config.d_model  # all matrices but the positions
-    return (Decoder(config, views, chosen.ops, memory=chosen.memory),
-            read * PRECISIONS[weights].itemsize)
+    return decoder, read * BYTES[weights]
 
 
 def _random_ids(model: dict, length: int):

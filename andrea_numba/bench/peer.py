@@ -64,9 +64,9 @@ class Gpt(nn.Module):
     def loss(self, ids, targets):
         return F.cross_entropy(self.head(self.rows(ids)).flatten(0, 1), targets.flatten())
 
-    def caches(self, dtype) -> list:
+    def caches(self, dtype, samples: int) -> list:
         c = self.config
-        shape = (2, 1, c.n_head, c.context, c.head_dim)
+        shape = (2, samples, c.n_head, c.context, c.head_dim)
         return [torch.zeros(shape, dtype=dtype) for _ in self.blocks]
 
 
@@ -101,21 +101,21 @@ def op(op: str, name: str, case: dict) -> tuple[Call, dict]:
     return peer_on("cpu", op, name, arguments), {}
 
 
-def decode(model: dict, weights: str) -> tuple[Call, dict]:
-    """One token: its logits from the key-value cache, and the likeliest one of them."""
-    gpt, caches = _generator(model, weights)
-    ids = torch.from_numpy(_random_ids(model, PROMPT)[None])
-    position, token = PROMPT, torch.zeros((1, 1), dtype=torch.int64)
+def decode(model: dict, weights: str, samples: int = 1) -> tuple[Call, dict]:
+    """One token of each sample: its logits from the key-value cache, and the likeliest of them."""
+    gpt, caches = _generator(model, weights, samples)
+    ids = torch.from_numpy(_random_ids(model, PROMPT)).expand(samples, -1)
+    position, tokens = PROMPT, torch.zeros((samples, 1), dtype=torch.int64)
 
     @torch.inference_mode()
     def call():
         nonlocal position
-        token[0, 0] = gpt.head(gpt.rows(token, caches, position))[0, -1].argmax().item()
+        tokens[:] = gpt.head(gpt.rows(tokens, caches, position)).argmax(-1)
         position = PROMPT + (position + 1) % DECODED
 
     with torch.inference_mode():
         gpt.rows(ids, caches)
-    return call, {"tokens": 1}
+    return call, {"tokens": samples}
 
 
 def prefill(model: dict, length: int) -> tuple[Call, dict]:
@@ -130,7 +130,7 @@ def prefill(model: dict, length: int) -> tuple[Call, dict]:
     return call, {"tokens": length}
 
 
-def _generator(model: dict, weights: str):
+def _generator(model: dict, weights: str, samples: int = 1):
     gpt, dtype = Gpt(ModelConfig(**model)).eval(), torch.float32
     if weights == "bf16":
         dtype = torch.bfloat16
@@ -139,7 +139,7 @@ def _generator(model: dict, weights: str):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # its successor is a package of its own
             gpt = torch.ao.quantization.quantize_dynamic(gpt, {nn.Linear}, dtype=torch.qint8)
-    return gpt, gpt.caches(dtype)
+    return gpt, gpt.caches(dtype, samples)
 
 
 if __name__ == "__main__":

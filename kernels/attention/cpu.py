@@ -34,15 +34,13 @@ def append(k_cache, v_cache, qkv, start) -> None:
 
     start [1] is 0 where it is None.
     """
-    batch, heads, context, head_dim = k_cache.shape
-    rows = qkv.reshape(batch, -1, 3, heads, head_dim)
+    batch, _, context, _ = k_cache.shape
     first = 0 if start is None else int(start[0])
-    stop = first + rows.shape[1]
+    stop = first + len(qkv) // batch
     if first < 0 or stop > context:
         raise ValueError(f"positions {first}..{stop - 1} do not fit a key/value cache of "
                          f"{context} positions: start a new window")
-    k_cache[:, :, first:stop] = rows[:, :, 1].transpose(0, 2, 1, 3)
-    v_cache[:, :, first:stop] = rows[:, :, 2].transpose(0, 2, 1, 3)
+    _append(words(k_cache), words(v_cache), words(qkv), first)
 
 
 def decode(out, qkv, k_cache, v_cache, position) -> None:
@@ -56,6 +54,22 @@ def decode(out, qkv, k_cache, v_cache, position) -> None:
                          f"{k_cache.shape[2]} positions")
     _decode(words(out), words(qkv), words(k_cache), words(v_cache), last,
             F(1.0 / math.sqrt(k_cache.shape[3])))
+
+
+@njit()
+def _append(k_cache, v_cache, qkv, first):
+    """One thread: a row of a new token is copied before others are awake."""
+    batch, heads, _, head_dim = k_cache.shape
+    length = qkv.shape[0] // batch
+    for row in range(qkv.shape[0]):
+        b = row // length
+        t = first + row - b * length
+        for h in range(heads):
+            key = (heads + h) * head_dim
+            value = key + heads * head_dim
+            for j in range(head_dim):
+                k_cache[b, h, t, j] = qkv[row, key + j]
+                v_cache[b, h, t, j] = qkv[row, value + j]
 
 
 @njit(parallel=True, fastmath=FAST_SUM)

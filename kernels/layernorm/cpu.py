@@ -13,6 +13,7 @@ from ..common.cache import njit
 from ..common.cpu_math import FAST_SUM, F, as_float, stored_in, words
 
 ROW_BLOCKS = 16  # fixed number of partial column sums, whatever the number of threads
+FEW = 1 << 13  # elements that one thread norms before others are awake: a token has 25 norms
 _NONE = np.empty((0, 0), np.uint16)
 
 
@@ -20,7 +21,11 @@ def forward(y, mean, rstd, x, gamma, beta, eps: float) -> None:
     """y = gamma * (x - mean) * rstd + beta for each row of x [N,d]; stores mean and rstd [N]."""
     if gamma is None:
         gamma, beta = _identity(x.shape[1])
-    _forward(words(y), mean, rstd, x, gamma, beta, F(eps))
+    arguments = words(y), mean, rstd, x, gamma, beta, F(eps)
+    if x.size <= FEW:
+        _norm_rows(0, len(x), *arguments)
+    else:
+        _forward(*arguments)
 
 
 def backward(dx, dx_bf16, dgamma, dbeta, dy, x, mean, rstd, gamma, residual) -> None:
@@ -44,11 +49,17 @@ def _identity(width: int):
     return np.ones(width, np.float32), np.zeros(width, np.float32)
 
 
-@njit(parallel=True, fastmath=FAST_SUM)
+@njit(parallel=True)
 def _forward(y, mean, rstd, x, gamma, beta, eps):
-    rows, width = x.shape
+    for row in prange(x.shape[0]):
+        _norm_rows(row, row + 1, y, mean, rstd, x, gamma, beta, eps)
+
+
+@njit(fastmath=FAST_SUM)
+def _norm_rows(first, last, y, mean, rstd, x, gamma, beta, eps):
+    width = x.shape[1]
     inverse_width = F(1.0) / F(width)
-    for row in prange(rows):
+    for row in range(first, last):
         xr = x[row]
         yr = y[row]
         total = F(0.0)
