@@ -1,13 +1,15 @@
 """Every activation and activation gradient, allocated once before the first step.
 
-`plan` lists name, group, shape and dtype of each buffer, so that the bytes can be printed and
-refused before anything is allocated; `Buffers` carves them out of one arena for each dtype and
-hands out named views, also for smaller batches and shorter sequences than planned.
+`plan` lists name, group, shape, dtype and place of each buffer, so that the bytes can be printed
+and refused before anything is allocated; `Buffers` carves them out of one arena for each dtype and
+hands out named views, also for smaller batches and shorter sequences than planned. Gradients of
+activations lie where the logits were, which the backward pass reads first and never again.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from types import SimpleNamespace
 
@@ -25,20 +27,23 @@ FLOAT = PRECISIONS["fp32"]
 
 @dataclass(frozen=True)
 class Buffer:
-    """One planned array."""
+    """One planned array, and its first element in the arena of its dtype."""
 
     group: str
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype
+    start: int
 
     @property
     def size(self) -> int:
         return math.prod(self.shape)
 
     @property
-    def nbytes(self) -> int:
-        return self.size * self.dtype.itemsize
+    def end(self) -> int:
+        """Where the next one may start."""
+        step = ALIGNMENT // self.dtype.itemsize
+        return self.start + math.ceil(self.size / step) * step
 
 
 def _block(model: ModelConfig, batch: int, length: int, operand: np.dtype) -> dict[str, tuple]:
@@ -68,19 +73,35 @@ def plan(model: ModelConfig, batch: int, length: int, training: bool,
     for layer in range(model.n_layer if training else 1):
         groups["activations"] |= {f"blocks.{layer}.{name}": entry for name, entry
                                   in _block(model, batch, length, operand).items()}
-    groups["activations"] |= {"ln_f": ((n, d), operand), "ln_f_mean": ((n,), FLOAT),
-                              "ln_f_rstd": ((n,), FLOAT)}
     rows = n if training else batch
-    groups["logits"] = {"logits": ((rows, vocabulary), operand), "losses": ((rows,), FLOAT)}
+    groups["activations"] |= {"ln_f": ((n, d), operand), "ln_f_mean": ((n,), FLOAT),
+                              "ln_f_rstd": ((n,), FLOAT), "losses": ((rows,), FLOAT)}
     if training:
         groups["activation gradients"] = {
-            "dx": ((n, d), FLOAT), "dln": ((n, d), operand), "dattn": ((n, d), operand),
+            "dln": ((n, d), operand), "dx": ((n, d), FLOAT), "dattn": ((n, d), operand),
             "dqkv": ((n, 3 * d), operand), "dfc": ((n, 4 * d), operand),
         }
         if precision == "bf16":
             groups["activation gradients"]["dx_bf16"] = (n, d), operand
-    return [Buffer(group, name, shape, dtype) for group, entries in groups.items()
-            for name, (shape, dtype) in entries.items()]
+    groups["logits"] = {"logits": ((rows, vocabulary), operand)}
+    buffers: dict[str, Buffer] = {}
+    places: dict[np.dtype, int] = {}
+    for group, entries in groups.items():
+        for name, (shape, dtype) in entries.items():
+            start = places.get(dtype, 0)
+            if name == "logits" and training:  # over all that comes after the head's gradient
+                start = buffers["dln"].end
+            buffers[name] = Buffer(group, name, shape, dtype, start)
+            places[dtype] = buffers[name].end
+    return list(buffers.values())
+
+
+def arenas(buffers: Iterable[Buffer]) -> dict[np.dtype, int]:
+    """Elements of the arena of each dtype that these buffers need."""
+    sizes: dict[np.dtype, int] = {}
+    for buffer in buffers:
+        sizes[buffer.dtype] = max(sizes.get(buffer.dtype, 0), buffer.end)
+    return sizes
 
 
 class Buffers:
@@ -95,14 +116,10 @@ class Buffers:
     def __init__(self, model: ModelConfig, batch: int, length: int, training: bool,
                  dtype=np.float32, memory=HOST):
         self.model, self.training, self.precision = model, training, memory.precision
-        self._offsets: dict[str, int] = {}
-        sizes: dict[np.dtype, int] = {}
-        for buffer in plan(model, batch, length, training, self.precision):
-            offset = self._offsets[buffer.name] = sizes.get(buffer.dtype, 0)
-            step = ALIGNMENT // buffer.dtype.itemsize
-            sizes[buffer.dtype] = offset + math.ceil(buffer.size / step) * step
+        planned = plan(model, batch, length, training, self.precision)
+        self._starts = {buffer.name: buffer.start for buffer in planned}
         self._arenas = {kind: memory.empty(size, dtype if kind == FLOAT else kind)
-                        for kind, size in sizes.items()}
+                        for kind, size in arenas(planned).items()}
         self._views: dict[tuple[int, int], SimpleNamespace] = {}
 
     def views(self, batch: int, length: int) -> SimpleNamespace:
@@ -113,7 +130,7 @@ class Buffers:
     def _make_views(self, batch: int, length: int) -> SimpleNamespace:
         views = SimpleNamespace(blocks=[], dx_bf16=None)
         for buffer in plan(self.model, batch, length, self.training, self.precision):
-            start = self._offsets[buffer.name]
+            start = self._starts[buffer.name]
             arena = self._arenas[buffer.dtype]
             array = arena[start:start + buffer.size].reshape(buffer.shape)
             *block, short = buffer.name.split(".")

@@ -24,7 +24,8 @@ def initialize(table: ParameterTable, weights: np.ndarray, rng: np.random.Genera
     for name, tensor in table.unpadded(weights).items():
         if tensor.ndim == 2:
             std = residual_std if name.endswith((".w_o", ".w_2")) else STD
-            tensor[...] = rng.standard_normal(tensor.shape, dtype=np.float32) * np.float32(std)
+            rng.standard_normal(dtype=np.float32, out=tensor)  # no copy of the largest on the way
+            tensor *= np.float32(std)
         elif name.endswith("_gamma"):
             tensor[...] = 1.0
 

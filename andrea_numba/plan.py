@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import time
+from collections.abc import Iterable
 
 import numpy as np
 
 from . import model
-from .buffers import PRECISIONS, Buffers, plan
+from .buffers import PRECISIONS, Buffer, Buffers, arenas, plan
 from .config import ModelConfig, OptimizerConfig, TrainConfig
 from .errors import UserError
 from .memory import HOST, HostMemory
@@ -17,6 +19,10 @@ from .optimizer import RATES, Optimizer, as_operands
 from .parameters import ParameterTable
 
 PROBE_ROWS = 1024  # tokens in a probe step; more would say no more about the speed
+
+
+def _bytes(buffers: Iterable[Buffer]) -> int:
+    return sum(size * dtype.itemsize for dtype, size in arenas(buffers).items())
 
 
 def memory(config: TrainConfig, baseline: int, place=HOST) -> dict[str, int]:
@@ -31,9 +37,11 @@ def memory(config: TrainConfig, baseline: int, place=HOST) -> dict[str, int]:
     operand = PRECISIONS[place.precision]
     if place.precision == "bf16":
         groups["weights in bfloat16"] = operand.itemsize * table.size
-    for buffer in plan(config.model, config.run.batch_size, config.model.context, True,
-                       place.precision):
-        groups[buffer.group] = groups.get(buffer.group, 0) + buffer.nbytes
+    buffers = plan(config.model, config.run.batch_size, config.model.context, True,
+                   place.precision)
+    kept = [buffer for buffer in buffers if buffer.group == "activations"]
+    groups["activations"] = _bytes(kept)
+    groups["logits, then gradients of activations"] = _bytes(buffers) - _bytes(kept)
     cache = 2 * config.model.n_layer * config.model.context * config.model.d_model
     groups["key-value cache of samples"] = operand.itemsize * cache
     if not isinstance(place, HostMemory):
@@ -52,15 +60,15 @@ def check_fits(config: TrainConfig, place=HOST) -> None:
     On a GPU the answer is final once kernels were tried at their size: the baseline then holds all
     that is not planned.
     """
-    free = place.free_bytes()
-    needed = sum(memory(config, 0, place).values())
+    def needs(batch_size: int) -> int:
+        run = dataclasses.replace(config.run, batch_size=batch_size)
+        return sum(memory(dataclasses.replace(config, run=run), 0, place).values())
+
+    batch_size, free = config.run.batch_size, place.free_bytes()
+    needed = needs(batch_size)
     if not free or needed <= free:
         return
-    single = dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=1))
-    one = sum(memory(single, 0, place).values())
-    pair = dataclasses.replace(config, run=dataclasses.replace(config.run, batch_size=2))
-    per_sequence = sum(memory(pair, 0, place).values()) - one
-    fits = 1 + (free - one) // per_sequence
+    fits = bisect.bisect_right(range(1, batch_size), free, key=needs)
     remedy = (f"--batch-size {fits} would fit (--grad-accum makes up for a smaller batch)"
               if fits >= 1 else "lower --context, --n-layer, --d-model or --vocab-size")
     raise UserError(f"this run needs {byte_size(needed)} of {place.kind} and {byte_size(free)} "

@@ -255,7 +255,10 @@ class Trainer:
             yield f"weight {name}", self.memory.get(self.table.view(self.weights, name))
         a = self.buffers.views(run.batch_size, shape.context)
         for buffer in plan(shape, run.batch_size, shape.context, True, self.memory.precision):
-            if buffer.group != "activation gradients":
+            if buffer.name == "losses":  # gradients have taken the place of the logits before them
+                model.head(self.ops, self.p, a.logits, a.ln_f)
+                yield "activation logits", self.memory.get(a.logits)
+            if buffer.group == "activations":
                 *block, name = buffer.name.split(".")
                 array = getattr(a.blocks[int(block[1])] if block else a, name)
                 yield f"activation {buffer.name}", self.memory.get(array)

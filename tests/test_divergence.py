@@ -92,6 +92,14 @@ def test_the_first_tensor_is_named(tmp_path, capsys, tensor, value, found):
     assert f"first not finite: {found};" in capsys.readouterr().err
 
 
+def test_logits_are_those_of_the_forward_pass(tmp_path):
+    trainer = open_run(tmp_path).trainer
+    trainer.step()
+    found = dict(trainer._tensors())
+    expected = found["activation ln_f"] @ trainer.p.head.T
+    np.testing.assert_allclose(found["activation logits"], expected, atol=1e-5)
+
+
 def test_skipping_goes_on_as_if_nothing_had_been(tmp_path, capsys):
     run = open_run(tmp_path, on_divergence="skip", log_every=2, steps=8)
     poison(run.trainer, {3, 4, 7})

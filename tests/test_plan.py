@@ -1,18 +1,19 @@
 """The plan: what it counts is what gets allocated, and what does not fit is refused."""
 
 import gc
+import itertools
 
 import pytest
 import vgpu
 from helpers import dataset, tiny_config
 
 from andrea_numba import cli_train, device, metrics, plan, start
-from andrea_numba.buffers import Buffers
+from andrea_numba.buffers import Buffers, arenas
 from andrea_numba.buffers import plan as buffer_plan
 from andrea_numba.config import PRESETS, ModelConfig
 from andrea_numba.errors import UserError
 from andrea_numba.memory import HOST, HostMemory
-from andrea_numba.parameters import ALIGNMENT, ParameterTable
+from andrea_numba.parameters import ParameterTable
 from andrea_numba.trainer import Trainer
 from kernels.common.spec import BFLOAT16
 
@@ -29,9 +30,11 @@ def test_buffers_take_what_the_plan_says(training, memory):
     model = config_with_vocabulary().model
     buffers = Buffers(model, 4, 16, training, memory=memory)
     entries = buffer_plan(model, 4, 16, training, memory.precision)
-    planned = sum(entry.nbytes for entry in entries)
-    allocated = sum(arena.nbytes for arena in buffers._arenas.values())
-    assert planned <= allocated <= planned + len(entries) * ALIGNMENT
+    assert {kind: arena.size for kind, arena in buffers._arenas.items()} == arenas(entries)
+    for one, other in itertools.combinations(entries, 2):
+        if one.dtype == other.dtype and one.start < other.end and other.start < one.end:
+            assert other.name == "logits"  # in its place lie gradients, but for its own
+            assert one.group == "activation gradients" and one.name != "dln"
 
 
 def test_in_bf16_only_operands_are_halved():
@@ -66,8 +69,9 @@ def test_groups_cover_parameters_and_buffers():
     size = ParameterTable(config.model).size
     assert groups["weights"] == groups["gradients"] == 4 * size
     assert groups["AdamW moments"] == 8 * size
-    buffers = sum(4 * b.size for b in buffer_plan(config.model, 4, 16, training=True))
-    assert sum(groups[g] for g in ("activations", "logits", "activation gradients")) == buffers
+    [elements] = arenas(buffer_plan(config.model, 4, 16, training=True)).values()
+    assert (groups["activations"] + groups["logits, then gradients of activations"]
+            == 4 * elements)
     assert 1000 in groups.values()
 
 

@@ -84,10 +84,11 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     blocks = -(-K // (DEPTH * pair))
     depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
+    for_a, for_b = -(-M // ROWS) * ROWS * depth, -(-N // COLUMNS) * COLUMNS * depth
+    panels = scratch("a", word, for_a + for_b)
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, flat(words(a)), a_along,
             flat(words(b)), b_along, M, N, K, pair, depth, epilogue, fresh,
-            scratch("a", word, -(-M // ROWS) * ROWS * depth),
-            scratch("b", word, -(-N // COLUMNS) * COLUMNS * depth), get_num_threads())
+            panels[:for_a], panels[for_a:], get_num_threads())
 
 
 @njit()
