@@ -5,6 +5,8 @@ weight is read once for all rows of x. As int8 a row has one scale, its largest 
 A sum has one order, whatever the number of rows of x and of threads: samples that are generated
 together are what they are alone. A k-step of 8 rows takes as long as four of one row, so the next
 weights are asked for ahead: without that 31 cycles for 16 weights of float32 in memory, with it 13.
+From 4 rows on int8 and bfloat16 are as fast as the processor multiplies and adds, within a tenth:
+their conversion hides behind that.
 """
 
 from typing import NamedTuple
@@ -93,17 +95,34 @@ def _few_rows(y, pre_gelu, x, values, scales, bias, residual, together, both, th
         first = worker * y.shape[1] // threads
         last = (worker + 1) * y.shape[1] // threads
         _dots(sums, first, last, packed, together, values)
-        for m in range(y.shape[0]):
-            for n in range(first, last):
-                value = sums[m, n] * scales[n]
-                if bias.size > 0:
-                    value += bias[n]
-                if pre_gelu.size > 0:
-                    pre_gelu[m, n] = value
-                    value = gelu(value)
-                if residual.size > 0:
-                    value += residual[m, n]
-                y[m, n] = value
+        _finish(y, pre_gelu, sums, scales, bias, residual, first, last)
+
+
+@njit(fastmath=FAST)
+def _finish(y, pre_gelu, sums, scales, bias, residual, first, last):
+    """Scale, bias, GELU and residual on columns `first` to `last` of the sums.
+
+    In loops that LLVM vectorises, though y may be the residual: one loop of all of it took a
+    tenth of the time of 8 rows.
+    """
+    scale = scales[first:last]
+    for m in range(y.shape[0]):
+        row = sums[m, first:last]
+        for i in range(row.size):
+            row[i] *= scale[i]
+        if bias.size > 0:
+            offset = bias[first:last]
+            for i in range(row.size):
+                row[i] += offset[i]
+        if pre_gelu.size > 0:
+            pre_gelu[m, first:last] = row
+            for i in range(row.size):
+                row[i] = gelu(row[i])
+        if residual.size > 0:
+            other = residual[m, first:last]
+            for i in range(row.size):
+                row[i] += other[i]
+        y[m, first:last] = row
 
 
 @njit()
