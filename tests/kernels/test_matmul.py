@@ -1,7 +1,6 @@
 """What is special about the linear layer: NaN, and one row at a time as in generation."""
 
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -71,7 +70,6 @@ def way(request, monkeypatch):
     if request.param == "BLAS":
         monkeypatch.setattr(CPU, "products", cpu_blas)
         monkeypatch.setattr(cpu_blas, "SCRATCH_ELEMENTS", 100)
-        monkeypatch.setattr(cpu_blas, "_thread", threading.local())  # with scratch of that size
     elif not VECTORS:
         pytest.skip("this processor has no vectors that kernels use")
 
