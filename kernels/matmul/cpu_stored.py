@@ -27,6 +27,7 @@ KINDS = ("fp32", "bf16", "int8")
 FEW = 32  # rows of x; more are multiplied with a float32 copy of the matrix
 # Rows of x and of weights whose sums are in registers, in two vectors each.
 SAMPLES, LINES = (2, 1) if RUNG == "avx2" else (4, 2)
+AHEAD = 6144  # bytes of weights, about, between what is asked for and what is multiplied
 _SUMS = SAMPLES * LINES * 2
 _LINES = LINES * 2
 _NO_ROWS, _NOTHING = np.empty((0, 0), np.float32), np.empty(0, np.float32)
@@ -153,6 +154,7 @@ def _dots_in_vectors(sums, first, last, x, together, values):
                 b = multiply_add(b, load(p, k + LANES), load(x, k + LANES - n * K))
             sums[0, n] = sum_lanes(a + b)
         return
+    ahead = LINES * K * max(1, AHEAD // (LINES * K * values.itemsize))
     for n in range(first, last, LINES):
         for m in range(0, rows, SAMPLES):
             total = registers(_SUMS)
@@ -164,8 +166,8 @@ def _dots_in_vectors(sums, first, last, x, together, values):
                     at = min(n + i, last - 1) * K + k
                     line[2 * i] = load(p, at)
                     line[2 * i + 1] = load(p, at + LANES)
-                    prefetch(p, at + LINES * K)
-                    prefetch(p, at + LINES * K + LANES)
+                    prefetch(p, at + ahead)
+                    prefetch(p, at + ahead + LANES)
                 for j in range(SAMPLES):
                     at = m * K + k * SAMPLES + j * LANES
                     a = load(x, at)
