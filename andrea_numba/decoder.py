@@ -51,9 +51,14 @@ class Decoder:
             raise ValueError(f"prefill takes 1 to {self.context} tokens, got {ids.shape[1]}")
         self.length = ids.shape[1]
         self._ids[:len(ids), :self.length] = ids
-        logits = np.concatenate([self._read_all(row) for row in range(len(ids))])
         self._whole_cache = self._cache_of(0, len(ids))
-        return logits
+        first = self._read_all(0)
+        if len(ids) > 1 and (ids == ids[0]).all():  # samples of one prompt
+            for kept in self._whole_cache:
+                kept.k[1:, :, :self.length] = kept.k[0, :, :self.length]
+                kept.v[1:, :, :self.length] = kept.v[0, :, :self.length]
+            return np.repeat(first, len(ids), axis=0)
+        return np.concatenate([first, *(self._read_all(row) for row in range(1, len(ids)))])
 
     def step(self, token: int) -> np.ndarray:
         """Append one token; logits [vocab_size] for what comes next."""

@@ -70,10 +70,14 @@ def sample(
 
 def _limit(weights: np.ndarray, scores: np.ndarray, sampling: Sampling) -> None:
     """Set to 0 the weights [V] outside top-k, then those outside top-p of what is left."""
-    ranked = np.argsort(-scores, kind="stable")  # best first, equal scores in id order
-    kept = min(sampling.top_k or len(ranked), len(ranked))
+    kept = min(sampling.top_k or len(scores), len(scores))
+    # Those that may be among the best, in id order: sorting all of them takes ten times as long.
+    ranked = np.flatnonzero(scores >= np.partition(scores, -kept)[-kept])
+    ranked = ranked[np.argsort(-scores[ranked], kind="stable")]  # best first, equals in id order
     if sampling.top_p < 1:
         cumulative = np.cumsum(weights[ranked[:kept]])
         wanted = sampling.top_p * cumulative[-1] * (1 - ROUNDING)
         kept = int(np.searchsorted(cumulative, wanted, side="left")) + 1
-    weights[ranked[kept:]] = 0
+    outside = np.ones(len(weights), bool)
+    outside[ranked[:kept]] = False
+    weights[outside] = 0
