@@ -12,7 +12,7 @@ conversion of int8 and bfloat16 hides behind it.
 from typing import NamedTuple
 
 import numpy as np
-from numba import get_num_threads, prange
+from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_features import RUNG, VECTORS
@@ -24,6 +24,7 @@ from ..gelu.cpu import gelu
 from . import cpu_blas, cpu_product
 
 KINDS = ("fp32", "bf16", "int8")
+TASK = 32  # rows of weights
 FEW = 32  # rows of x; more are multiplied with a float32 copy of the matrix
 # Rows of x and of weights whose sums are in registers, in two vectors each.
 SAMPLES, LINES = (2, 1) if RUNG == "avx2" else (4, 2)
@@ -73,7 +74,7 @@ def forward(y, pre_gelu, x, w: StoredMatrix, bias, residual) -> None:
     rows = -(-len(x) // together) * together
     _few_rows(y, _NO_ROWS if pre_gelu is None else pre_gelu, x, w.values, w.scales,
               _NOTHING if bias is None else bias, _NO_ROWS if residual is None else residual,
-              together, scratch("a", np.float32, rows * (width + N)), get_num_threads())
+              together, scratch("a", np.float32, rows * (width + N)))
 
 
 @njit(parallel=True)
@@ -86,15 +87,15 @@ def _unpack(dense, values, scales):
 
 
 @njit(parallel=True, fastmath=FAST)
-def _few_rows(y, pre_gelu, x, values, scales, bias, residual, together, both, threads):
+def _few_rows(y, pre_gelu, x, values, scales, bias, residual, together, both):
     """`both` is scratch of rows of x and of sums."""
     rows = both.size // (values.shape[0] + values.shape[1])
     packed = both[:rows * values.shape[1]]
     sums = both[packed.size:].reshape(rows, values.shape[0])
     _interleave(packed, x, values.shape[1], together)
-    for worker in prange(threads):
-        first = worker * y.shape[1] // threads
-        last = (worker + 1) * y.shape[1] // threads
+    for task in prange((y.shape[1] + TASK - 1) // TASK):
+        first = task * TASK
+        last = min(first + TASK, y.shape[1])
         _dots(sums, first, last, packed, together, values)
         _finish(y, pre_gelu, sums, scales, bias, residual, first, last)
 
