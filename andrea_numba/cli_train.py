@@ -106,6 +106,7 @@ def _initial(config: TrainConfig, given):
     if not config.run.init_from:
         return None
     from .interchange import open_model, with_context
+    from .tokenizers import read_special_tokens
 
     initial = open_model(config.run.init_from, say)
     flags = vars(given)
@@ -116,6 +117,7 @@ def _initial(config: TrainConfig, given):
         say(f"{initial.path} names no tokenizer: --tokenizer {config.data.tokenizer} is taken")
     else:
         own["tokenizer"] = config.data.tokenizer = initial.tokenizer.name
+        read_special_tokens(initial.tokenizer, config.data.special_tokens)
     for name, value in own.items():
         if flags.get(name, value) != value:
             flag = "--" + name.replace("_", "-")

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from helpers import ROOT, TEXT, dataset, tiny_config
 
-from andrea_numba.data import ABANDONED_SECONDS, Document, prepare, write_token_file
+from andrea_numba.data import Document, prepare, write_token_file
 from andrea_numba.errors import UserError
+from andrea_numba.token_cache import ABANDONED_SECONDS
 
 # Prepares as `ids_of` does, in another process; the folder is the first argument.
 PREPARE = """

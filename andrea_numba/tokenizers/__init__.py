@@ -3,8 +3,10 @@
 A tokenizer has
 
 - `name`; `vocab_size`: ids are 0 .. vocab_size - 1;
-- `document_mark`: the id that separates documents, or None. It is never the result of encoding
-  text, so a text that holds `<|endoftext|>` or anything like it is ordinary text;
+- `document_mark`: the id that separates documents, or None. It is not the result of encoding
+  text: one that holds `<|endoftext|>` or anything like it is ordinary text, unless
+- `special_names`, the special tokens whose names in a text become their ids, holds it
+  (`read_special_tokens`; empty at first);
 - `start_token`: the id an empty prompt stands for: the document mark if the tokenizer was built
   on several documents, otherwise a line end (or a space, or the first id, if there is none);
 - `encode(text) -> int32 [n]`; `decode(ids) -> str`, where the mark reads as a blank line;
@@ -37,7 +39,8 @@ TOKENIZERS = {"byte": ByteTokenizer, "char": CharTokenizer, **LEARNED}
 MAX_FILE_BYTES = 1 << 26
 
 __all__ = ["LEARNED", "TOKENIZERS", "TextStream", "Tokenizer", "UnknownCharacters",
-           "build_tokenizer", "read_tokenizer", "tokenizer_from_dict", "whole_words"]
+           "build_tokenizer", "read_special_tokens", "read_tokenizer", "tokenizer_from_dict",
+           "whole_words"]
 
 
 def build_tokenizer(name: str, chunks: Iterable[str], documents: int,
@@ -79,6 +82,16 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     if isinstance(saved, dict) and "model" in saved:
         return BpeTokenizer(saved)
     return tokenizer_from_dict(saved)
+
+
+def read_special_tokens(tokenizer: Tokenizer, asked: bool) -> None:
+    """Whether the names of the tokenizer's special tokens in a text become their ids from now on:
+    part of `to_dict`. UserError if that is asked of a tokenizer without such tokens."""
+    if isinstance(tokenizer, BpeTokenizer):
+        tokenizer.read_special_tokens(asked)
+    elif asked:
+        raise UserError(f"--special-tokens: the {tokenizer.name} tokenizer has no special tokens "
+                        "that a text can hold; leave it out, or use bpe or a tokenizer.json")
 
 
 def tokenizer_from_dict(d: dict[str, Any]) -> Tokenizer:
