@@ -2,6 +2,7 @@
 
 import json
 import os
+from itertools import islice
 
 import pytest
 
@@ -83,7 +84,8 @@ def test_a_model_that_is_too_large_costs_no_memory(tmp_path):
 
 def test_tokenizer_files_made_to_harm(tmp_path):
     fuzz = Fuzz(tmp_path)
-    for bomb in bombs(tokenizers.MAX_FILE_BYTES - 10, tokenizers.MAX_FILE_MARKS - 10):
+    most = bombs(tokenizers.MAX_FILE_BYTES - 10, tokenizers.MAX_FILE_MARKS - 10)
+    for bomb in islice(most, 10, None):  # those just within the limits
         (tmp_path / "tokenizer.json").write_bytes(b'{"model":%b}' % bomb)
         with pytest.raises(UserError) as error:
             tokenizers.read_tokenizer(tmp_path / "tokenizer.json")

@@ -9,14 +9,14 @@ from andrea_numba import interchange
 
 
 def test_harris_tokens_and_logits_at_every_stage(train, text):
-    options = ["--tokenizer", "harris", "--vocab-size", 280]
+    options = ["--tokenizer", "harris", "--vocab-size", 270]
     for arguments in (["t.txt", *options, "--steps", 2, "--out", "run"],
                       ["--resume", "--steps", 3, "--out", "run"]):
         done = train(*arguments)
         assert done.returncode == 0, done.stderr
-        assert " of 280 kinds; " in done.stderr
+        assert " of 270 kinds; " in done.stderr
     generated = []
-    for model in ("run", "folder", "run.bin"):
+    for model in ("run", "folder"):
         if model != "run":
             assert run_program("andrea-generate", "run", "--export", model,
                                cwd=text).returncode == 0
@@ -29,9 +29,9 @@ def test_harris_tokens_and_logits_at_every_stage(train, text):
                      "--warmup", 0, "--out", f"from-{model}",
                      *("--batch-size", 4, "--device", "cpu"), tiny=False)
         assert done.returncode == 0, done.stderr
-    assert generated[0] == generated[1] == generated[2]
+    assert generated[0] == generated[1]
     models = [interchange.open_model(str(text / name), print) for name in
-              ("run", "folder", "run.bin", "from-run", "from-folder", "from-run.bin")]
+              ("run", "folder", "from-run", "from-folder")]
     ids = models[0].tokenizer.encode(TEXT)[None, :16]
     expected = logits(models[0], ids)
     for model in models[1:]:
