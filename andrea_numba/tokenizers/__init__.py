@@ -83,7 +83,7 @@ def read_tokenizer(path: str | Path) -> Tokenizer:
     except OSError as error:
         raise UserError(f"cannot read tokenizer {path}: {error.strerror}") from None
     except ValueError as error:
-        raise UserError(f"tokenizer {path} is not JSON that a tokenizer has: {error}") from None
+        raise UserError(f"tokenizer {path} is not a JSON file of a tokenizer: {error}") from None
     if isinstance(saved, dict) and "model" in saved:
         return BpeTokenizer(saved)
     return tokenizer_from_dict(saved)
