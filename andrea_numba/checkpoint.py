@@ -24,8 +24,8 @@ from .errors import UserError
 from .metrics import byte_size
 from .parameters import ParameterTable
 
-__all__ = ["Checkpoint", "SaveFailed", "check_space", "find", "load", "mark_best", "newest",
-           "read_moments", "run_folder", "save"]
+__all__ = ["Checkpoint", "SaveFailed", "check_space", "check_tokenizer", "find", "load",
+           "mark_best", "newest", "read_moments", "run_folder", "save"]
 
 MOMENTS = ("m.", "v.")  # what precedes the names in the optimizer's file
 _BESIDE_TENSORS = 1 << 20  # bytes of a checkpoint, ample for all but giant vocabularies
@@ -58,12 +58,7 @@ def save(run: Path, step: int, config: TrainConfig, tokenizer, table: ParameterT
     `best` this checkpoint becomes the best one; that and the `config.run.keep` newest are kept.
     Raises SaveFailed; the checkpoints that were there are whole then.
     """
-    metadata = json.dumps({"format": files.FORMAT, "version": files.FORMAT_VERSION, "step": step,
-                           "config": args.to_dict(config), "tokenizer": tokenizer.to_dict(),
-                           "state": state}, indent=1, ensure_ascii=False)
-    # What UTF-8 cannot hold, as in a file's name, becomes an escape of JSON.
-    metadata = metadata.encode("utf-8", "backslashreplace")
-    bounded_json.loads(metadata)  # what could not be read back is not written
+    metadata = _metadata(step, config, tokenizer, state)
     moments = {prefix + name: tensor for prefix, flat in zip(MOMENTS, (m, v), strict=True)
                for name, tensor in table.unpadded(flat).items()}
     contents = {files.METADATA: [metadata],
@@ -79,6 +74,26 @@ def save(run: Path, step: int, config: TrainConfig, tokenizer, table: ParameterT
                          f"{error.strerror or error}") from None
     files.rotate(run, folder, config.run.keep)
     return folder
+
+
+def _metadata(step: int, config: TrainConfig, tokenizer, state: dict[str, Any]) -> bytes:
+    """checkpoint.json; ValueError for what could not be read back."""
+    metadata = json.dumps({"format": files.FORMAT, "version": files.FORMAT_VERSION, "step": step,
+                           "config": args.to_dict(config), "tokenizer": tokenizer.to_dict(),
+                           "state": state}, indent=1, ensure_ascii=False)
+    # What UTF-8 cannot hold, as in a file's name, becomes an escape of JSON.
+    raw = metadata.encode("utf-8", "backslashreplace")
+    bounded_json.loads(raw)
+    return raw
+
+
+def check_tokenizer(config: TrainConfig, tokenizer) -> None:
+    """UserError for a tokenizer too large for a checkpoint."""
+    try:
+        _metadata(0, config, tokenizer, {})
+    except ValueError as error:
+        raise UserError(f"the {tokenizer.name} tokenizer of {tokenizer.vocab_size:,} ids does not "
+                        f"fit into a checkpoint: {error}; take one with fewer ids") from None
 
 
 def mark_best(run: Path, step: int) -> None:

@@ -111,6 +111,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     from .parameters import ParameterTable
     from .score import Scorer, open_text, write_scores
     from .start import load_kernels
+    from .tokenizers import read_special_tokens
 
     loaded = interchange.open_model(config.checkpoint, say)
     if config.export is not None:
@@ -123,6 +124,7 @@ def _generate(config: GenerateConfig, prompt: str) -> None:
     if tokenizer is None:
         raise UserError(f"{loaded.path} names no tokenizer, so it cannot read or write text; it "
                         "can be trained (--init-from) and exported")
+    read_special_tokens(tokenizer, config.special_tokens)
     ids = prompt_ids(tokenizer, prompt)
     if config.score is not None:
         text = open_text(config.score, tokenizer)

@@ -106,6 +106,7 @@ def _initial(config: TrainConfig, given):
     if not config.run.init_from:
         return None
     from .interchange import open_model, with_context
+    from .tokenizers import read_special_tokens
 
     initial = open_model(config.run.init_from, say)
     flags = vars(given)
@@ -116,6 +117,7 @@ def _initial(config: TrainConfig, given):
         say(f"{initial.path} names no tokenizer: --tokenizer {config.data.tokenizer} is taken")
     else:
         own["tokenizer"] = config.data.tokenizer = initial.tokenizer.name
+        read_special_tokens(initial.tokenizer, config.data.special_tokens)
     for name, value in own.items():
         if flags.get(name, value) != value:
             flag = "--" + name.replace("_", "-")
@@ -189,6 +191,7 @@ def _on_device(config: TrainConfig, given, chosen, folder: Path | None, loaded) 
     if not given.plan:
         check_writable(folder or Path("runs"))
         checkpoint.check_space(folder or Path("runs"), ParameterTable(config.model))
+        checkpoint.check_tokenizer(config, corpus.dataset.tokenizer)
     plan.check_fits(config, chosen.memory)
     _load_kernels(chosen, config)
     if given.plan:
@@ -263,8 +266,9 @@ def _train(config: TrainConfig, chosen, corpus, folder: Path | None, loaded) -> 
         say(f"the warm-up of {config.optimizer.warmup} steps takes more than half of the "
             f"{run.steps}; --warmup sets it")
     say(f"{corpus.name}: {len(dataset.train):,} tokens to train on, {len(dataset.val):,} to "
-        f"validate; {trainer.table.count:,} parameters; {trainer.tokens_per_step:,} tokens a step "
-        f"({run.batch_size} × {config.model.context}, accumulated {run.grad_accum} ×)")
+        f"validate, of {dataset.tokenizer.vocab_size:,} kinds; {trainer.table.count:,} parameters; "
+        f"{trainer.tokens_per_step:,} tokens a step ({run.batch_size} × {config.model.context}, "
+        f"accumulated {run.grad_accum} ×)")
     training = Run(trainer, corpus, folder, resumed)
     code = training.train()
     if code == 0:

@@ -65,6 +65,8 @@ class DataConfig:
                                  "of the text; may be given several times")
     tokenizer: str = option("byte", "how text becomes token ids: byte, char, harris (morphemes of "
                             "the text), bpe, or a tokenizer.json")
+    special_tokens: bool = option(False, "names of the tokenizer's special tokens in the text, as "
+                                  "<|endoftext|>, become their ids (bpe, tokenizer.json)")
     encoding: str = option("utf-8", "encoding of the text files")
     val_fraction: float = option(0.1, "last part of the text kept for validation; 0 = none",
                                  at_least=0.0, at_most=0.9)
@@ -155,6 +157,8 @@ class GenerateConfig:
                              "legacy ANDREA file; default: the newest run below runs/")
     prompt: str | None = option(None, "text to continue; empty = start of a document")
     prompt_file: str | None = option(None, "read the prompt from a file; - = standard input")
+    special_tokens: bool = option(False, "names of the tokenizer's special tokens in the prompt or "
+                                  "the text of --score become their ids")
     max_tokens: int = option(200, "tokens to generate", at_least=0)
     temperature: float = option(0.8, "0 = greedy; higher = more varied", at_least=0.0)
     top_k: int = option(0, "sample from the k likeliest tokens; 0 = all", at_least=0)

@@ -61,7 +61,11 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
         if config.val_data:
             raise UserError(f"{only} is a token file: its last part is the validation "
                             "text (--val-fraction), and --val-data cannot be given")
-        return Corpus(name, load_token_file(only, config.val_fraction, context))
+        dataset = load_token_file(only, config.val_fraction, context)
+        if config.special_tokens and not dataset.tokenizer.special_names:
+            raise UserError(f"{only} is a token file, made without --special-tokens; give it to "
+                            "data/prepare.py")
+        return Corpus(name, dataset)
     if name == "stories" and built_in:
         from .stories import generate_stories
 
@@ -86,7 +90,8 @@ def open_corpus(config: DataConfig, context: int, tokenizer: Tokenizer | None = 
                 raise UserError(f"{path} is training text and validation text at once; leave it "
                                 "out of one of them")
     dataset = prepare(documents, config.tokenizer, config.val_fraction, context,
-                      tokenizer=tokenizer, val_documents=val_documents, vocab_size=vocab_size)
+                      tokenizer=tokenizer, val_documents=val_documents, vocab_size=vocab_size,
+                      special_tokens=config.special_tokens)
     dataset.notices[:0] = notices
     entropy = None
     starts_at_document = dataset.train[-1:] == dataset.tokenizer.document_mark

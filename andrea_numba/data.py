@@ -7,17 +7,10 @@ on the same text reuse. What stays in memory is a chunk.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import itertools
-import json
 import os
-import secrets
-import tempfile
-import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +19,14 @@ import numpy as np
 from .errors import UserError
 from .loader import Loader, validation_windows
 from .sources import Document, Sources, open_sources
-from .streams import in_order, watched
-from .token_file import VERSION, TokenFile, Tokens, is_token_file
-from .tokenizers import (
-    LEARNED,
-    Tokenizer,
-    UnknownCharacters,
-    build_tokenizer,
-    tokenizer_from_dict,
-    whole_words,
-)
+from .token_cache import TokenCache, cache_folder
+from .token_file import TokenFile, Tokens, is_token_file
+from .tokenising import Survey, Tokenising, learn, survey
+from .tokenizers import Tokenizer, read_special_tokens, tokenizer_from_dict
 
 __all__ = ["Dataset", "Document", "Loader", "Sources", "TokenFile", "Tokens", "cache_folder",
            "is_token_file", "load_token_file", "open_sources", "prepare", "validation_windows",
            "write_token_file"]
-
-LEARNING = 1  # to be raised when the same text teaches a tokenizer something else
 
 
 @dataclass
@@ -67,219 +52,36 @@ class Dataset:
     _temporary_folder: Any = field(default=None, repr=False)  # removed with the dataset
 
 
-ABANDONED_SECONDS = 3600  # a file still being written has changed more recently
-
-
-class _Fingerprint:
-    """sha256 of the UTF-8 of documents, in which they cannot run into each other."""
-
-    def __init__(self):
-        self._digest = hashlib.sha256()
-        self.n_documents = 0
-        self.hexdigest = self._digest.hexdigest
-
-    def start_document(self) -> None:
-        if self.n_documents:
-            self._digest.update(b"\xff")  # never part of UTF-8
-        self.n_documents += 1
-
-    def update(self, document: Document, text: str) -> bytes:
-        """Add a piece of the document; returns its UTF-8."""
-        try:
-            encoded = text.encode("utf-8")
-        except UnicodeEncodeError:
-            raise UserError(f"{document.name} decodes to half of a surrogate pair; give the "
-                            "right --encoding") from None
-        self._digest.update(encoded)
-        return encoded
-
-
-@dataclass
-class _Survey:
-    """What a first pass over the text finds."""
-
-    fingerprint: str
-    n_documents: int
-    n_bytes: int
-    n_characters: int
-    notices: list[str]
-
-
-def _survey(documents: Iterable[Document]) -> _Survey:
-    fingerprint = _Fingerprint()
-    n_bytes = n_characters = n_carriage_returns = 0
-    with_returns: list[str] = []
-    for document in documents:
-        fingerprint.start_document()
-        returns = 0
-        for text in document.chunks():
-            encoded = fingerprint.update(document, text)
-            n_bytes += len(encoded)
-            n_characters += len(text)
-            returns += encoded.count(b"\r")
-        n_carriage_returns += returns
-        if returns and len(with_returns) < 2:
-            with_returns.append(document.name)
-    if n_characters == 0:
-        raise UserError("the data hold no text: 0 characters; give a file that holds text")
-    notices = []
-    if with_returns:
-        others = " and others" if len(with_returns) > 1 else ""
-        notices.append(f"{with_returns[0]}{others}: {n_carriage_returns:,} carriage returns (CR) "
-                       "in the text are kept, and learnt, as they are")
-    return _Survey(fingerprint.hexdigest(), fingerprint.n_documents, n_bytes, n_characters, notices)
-
-
-def _all_chunks(documents: Iterable[Document]) -> Iterator[str]:
-    for document in documents:
-        yield from document.chunks()
-
-
-def _learned_from(documents: Iterable[Document], survey: _Survey) -> Iterator[str]:
-    for document in watched(documents, survey.n_characters, "learning the tokenizer"):
-        yield from whole_words(document.chunks())
-
-
-def _jobs(documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
-          marks: bool) -> Iterator[Callable[[], np.ndarray]]:
-    """What gives the ids of all documents, chunk by chunk, a mark after each if asked for."""
-    mark = np.array([tokenizer.document_mark], np.int32) if marks else None
-    fingerprint = _Fingerprint()
-    for document in documents:
-        fingerprint.start_document()
-        position = 0
-        for text in whole_words(document.chunks()):
-            fingerprint.update(document, text)
-            yield partial(_encoded, tokenizer, text, document.name, position)
-            position += len(text)
-        if marks:
-            yield partial(np.copy, mark)
-    if fingerprint.hexdigest() != survey.fingerprint:
-        raise UserError("the text changed while it was read; start again when it is complete")
-
-
-def _encoded(tokenizer: Tokenizer, text: str, name: str, position: int) -> np.ndarray:
-    try:
-        return tokenizer.encode(text)
-    except UnknownCharacters as error:
-        raise error.moved(position, f"{name}: ") from None
-
-
-def _write(path: Path, documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
-           marks: bool) -> None:
-    metadata = {"tokenizer": tokenizer.to_dict(), "fingerprint": survey.fingerprint,
-                "documents": survey.n_documents if marks else 1}
-    jobs = _jobs(watched(documents, survey.n_characters, "tokenising"), survey, tokenizer, marks)
-    TokenFile.write(path, in_order(jobs), tokenizer.vocab_size, survey.n_bytes,
-                    survey.n_characters, metadata)
-
-
-def _uses_marks(survey: _Survey, tokenizer: Tokenizer) -> bool:
+def _uses_marks(found: Survey, tokenizer: Tokenizer) -> bool:
     """Marks separate documents; a single one has nothing to be separated from."""
-    return survey.n_documents > 1 and tokenizer.document_mark is not None
+    return found.n_documents > 1 and tokenizer.document_mark is not None
 
 
 def write_token_file(path: str | Path, documents: Iterable[Document],
-                     tokenizer_name: str, vocab_size: int = 0) -> list[str]:
+                     tokenizer_name: str, vocab_size: int = 0,
+                     special_tokens: bool = False) -> list[str]:
     """Write the documents' ids, with the tokenizer, to `path`; returns notices for the user.
-    `vocab_size` is that of a tokenizer that is learned (see `build_tokenizer`).
+    `vocab_size` is that of a tokenizer that is learned (see `build_tokenizer`); `special_tokens`
+    is for `read_special_tokens`.
 
     Raises UserError for text that cannot be read and a file that cannot be written.
     """
     if os.path.exists(path) and not os.path.isfile(path):  # a device would be replaced by a file
         raise UserError(f"{Path(path).absolute()} is not a regular file; give another name")
-    survey = _survey(documents)
-    tokenizer = build_tokenizer(tokenizer_name, _learned_from(documents, survey),
-                                survey.n_documents, vocab_size)
+    found = survey(documents)
+    tokenizer = learn(tokenizer_name, documents, found, vocab_size)
+    read_special_tokens(tokenizer, special_tokens)
     try:
-        _write(Path(path), documents, survey, tokenizer, _uses_marks(survey, tokenizer))
+        Tokenising(documents, found, tokenizer, _uses_marks(found, tokenizer)).write(Path(path))
     except OSError as error:
         raise UserError(f"cannot write {Path(path).absolute()}: {error.strerror}") from None
-    return survey.notices
-
-
-def cache_folder() -> Path:
-    """Where token files are kept: below ANDREA_CACHE_DIR, XDG_CACHE_HOME or ~/.cache."""
-    base = os.environ.get("ANDREA_CACHE_DIR") or os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    base = os.path.expanduser(base)
-    if base.startswith("~"):  # nobody's home: this user has none
-        base = tempfile.gettempdir()
-    return Path(base, "andrea-numba", "tokens")
-
-
-class _Cache:
-    """A folder of token files, or a temporary one when that folder cannot be written."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        self.temporary: tempfile.TemporaryDirectory | None = None
-        self.notices: list[str] = []
-
-    def tokenizer(self, name: str, identity: list, build: Callable[[], Tokenizer]) -> Tokenizer:
-        """What `build` gives; a tokenizer that is learned is kept under what it depends on."""
-        if name not in LEARNED:
-            return build()
-        digest = hashlib.sha256(json.dumps([LEARNING, name, *identity]).encode()).hexdigest()
-        file = self.folder / f"{digest}.tokenizer.json"
-        with contextlib.suppress(OSError, ValueError, RecursionError, UserError):
-            return tokenizer_from_dict(json.loads(file.read_text(encoding="utf-8")))
-        tokenizer = build()
-        temporary = file.with_name(f"{file.name}.{secrets.token_hex(4)}.tmp")
-        with contextlib.suppress(OSError):  # the ids cannot be kept there either, and that is said
-            self.folder.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(tokenizer.to_dict()), encoding="utf-8")
-            os.replace(temporary, file)
-        return tokenizer
-
-    def tokens(self, documents: Iterable[Document], survey: _Survey, tokenizer: Tokenizer,
-               marks: bool) -> TokenFile:
-        """The ids of the documents: found, or else written."""
-        identity = json.dumps([VERSION, survey.fingerprint, marks, tokenizer.to_dict()])
-        name = hashlib.sha256(identity.encode()).hexdigest() + ".tokens"
-        try:
-            return TokenFile.open(self.folder / name)
-        except UserError:
-            if os.path.lexists(self.folder / name):
-                self.notices.append(f"the token ids in {self.folder / name} are damaged: they are "
-                                    "made anew")
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._remove_abandoned()
-            _write(self.folder / name, documents, survey, tokenizer, marks)
-        except OSError as error:
-            self._fall_back(error)
-            try:
-                _write(self.folder / name, documents, survey, tokenizer, marks)
-            except OSError as second:
-                raise _no_space(self.folder, second) from None
-        return TokenFile.open(self.folder / name)
-
-    def _remove_abandoned(self) -> None:
-        """Remove what processes left behind that were killed while they wrote."""
-        for file in self.folder.glob("*.tmp"):
-            with contextlib.suppress(OSError):
-                if time.time() - file.stat().st_mtime > ABANDONED_SECONDS:
-                    file.unlink()
-
-    def _fall_back(self, error: OSError) -> None:
-        self.notices.append(f"cannot keep token ids in {self.folder} ({error.strerror}): they go "
-                            "to a temporary folder and are made anew by the next run; set "
-                            "ANDREA_CACHE_DIR to a folder with free space")
-        try:
-            self.temporary = tempfile.TemporaryDirectory(prefix="andrea-numba-")
-        except OSError as second:
-            raise _no_space(Path(tempfile.gettempdir()), second) from None
-        self.folder = Path(self.temporary.name)
-
-
-def _no_space(folder: Path, error: OSError) -> UserError:
-    return UserError(f"cannot write token ids to {folder}: {error.strerror}; set ANDREA_CACHE_DIR "
-                     "to a folder with free space")
+    return found.notices
 
 
 def prepare(documents: Iterable[Document], tokenizer_name: str, val_fraction: float, context: int,
             cache_dir: str | Path | None = None, tokenizer: Tokenizer | None = None,
-            val_documents: Iterable[Document] | None = None, vocab_size: int = 0) -> Dataset:
+            val_documents: Iterable[Document] | None = None, vocab_size: int = 0,
+            special_tokens: bool = False) -> Dataset:
     """Tokenise the documents (or reuse the ids in the cache) and split them once, by position.
 
     `documents` must be iterable several times. `tokenizer` takes the place of the one that
@@ -287,34 +89,34 @@ def prepare(documents: Iterable[Document], tokenizer_name: str, val_fraction: fl
     stands for `cache_folder()`; if it cannot be written, a temporary folder is used. With
     `val_documents` these are the validation part, all of `documents` is the training part, and
     `val_fraction` is not looked at. `vocab_size` is that of a tokenizer that is learned (see
-    `build_tokenizer`).
+    `build_tokenizer`); `special_tokens` is for `read_special_tokens`, of a tokenizer built here.
 
     Raises UserError for text that cannot be read, characters a given tokenizer does not know,
     and a part that is shorter than a window of `context` and its last target.
     """
-    survey = _survey(documents)
-    val_survey = _survey(val_documents) if val_documents is not None else None
-    if val_survey and val_survey.fingerprint == survey.fingerprint:
+    found = survey(documents)
+    val_found = survey(val_documents) if val_documents is not None else None
+    if val_found and val_found.fingerprint == found.fingerprint:
         raise UserError("the validation text is the training text: its loss would say nothing; "
                         "give another text")
-    cache = _Cache(Path(cache_dir) if cache_dir is not None else cache_folder())
+    cache = TokenCache(Path(cache_dir) if cache_dir is not None else cache_folder())
     if tokenizer is None:
         # Validation characters are known to the tokenizer, or no loss could be given for them.
         also = val_documents if val_documents and tokenizer_name == "char" else ()
-        chunks = itertools.chain(_learned_from(documents, survey), _all_chunks(also))
         tokenizer = cache.tokenizer(
-            tokenizer_name, [survey.fingerprint, survey.n_documents, vocab_size],
-            lambda: build_tokenizer(tokenizer_name, chunks, survey.n_documents, vocab_size))
-    marks = _uses_marks(survey, tokenizer)
-    train = cache.tokens(documents, survey, tokenizer, marks)
-    if val_survey:
-        val = cache.tokens(val_documents, val_survey, tokenizer, marks)
+            tokenizer_name, [found.fingerprint, found.n_documents, vocab_size],
+            lambda: learn(tokenizer_name, documents, found, vocab_size, also))
+        read_special_tokens(tokenizer, special_tokens)
+    marks = _uses_marks(found, tokenizer)
+    train = cache.tokens(Tokenising(documents, found, tokenizer, marks))
+    if val_found:
+        val = cache.tokens(Tokenising(val_documents, val_found, tokenizer, marks))
         _check_lengths(len(train.tokens), len(val.tokens), context, "")
-        both = hashlib.sha256((survey.fingerprint + val_survey.fingerprint).encode()).hexdigest()
+        both = hashlib.sha256((found.fingerprint + val_found.fingerprint).encode()).hexdigest()
         dataset = _dataset(train, train.tokens, val.tokens, tokenizer, both, marks)
     else:
-        dataset = _split(train, tokenizer, survey.fingerprint, marks, val_fraction, context)
-    dataset.notices = [*survey.notices, *(val_survey.notices if val_survey else ()),
+        dataset = _split(train, tokenizer, found.fingerprint, marks, val_fraction, context)
+    dataset.notices = [*found.notices, *(val_found.notices if val_found else ()),
                        *cache.notices]
     dataset._temporary_folder = cache.temporary
     return dataset

@@ -36,7 +36,7 @@ class RunLock:
         except OSError as error:
             raise UserError(f"cannot write {file}: {error.strerror}") from None
         try:
-            _take(self._descriptor)
+            take(self._descriptor)
         except OSError as error:
             if error.errno in _TAKEN:
                 holder = _holder(self._descriptor)
@@ -54,7 +54,7 @@ class RunLock:
         os.close(self._descriptor)
 
 
-def _take(descriptor: int) -> None:
+def take(descriptor: int) -> None:
     """Lock an open file, or raise OSError."""
     try:
         import fcntl

@@ -24,7 +24,7 @@ import struct
 import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -137,31 +137,68 @@ class TokenFile:
         Raises ValueError for an id outside the vocabulary, OSError as the system does.
         """
         path = Path(path)
-        dtype = id_dtype(vocab_size)
-        encoded = _with_checksum(metadata, 0)  # as long as with the checksum of the ids
-        data_offset = -(-(_HEADER.size + len(encoded)) // _ALIGNMENT) * _ALIGNMENT
         temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
         try:
             with open(temporary, "xb") as file:
-                file.write(bytes(data_offset))
-                n_tokens = checksum = 0
+                writer = TokenWriter(file, vocab_size, n_bytes, n_characters, metadata)
                 for ids in chunks:
-                    ids = np.asarray(ids)
-                    if ids.size and (ids.min() < 0 or ids.max() >= vocab_size):
-                        raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary "
-                                         f"of {vocab_size}")
-                    raw = ids.astype(dtype).tobytes()
-                    checksum = zlib.crc32(raw, checksum)
-                    file.write(raw)
-                    n_tokens += ids.size
-                file.seek(0)
-                file.write(_HEADER.pack(MAGIC, VERSION, dtype.itemsize, vocab_size, n_tokens,
-                                        n_bytes, n_characters, len(encoded), data_offset))
-                file.write(_with_checksum(metadata, checksum))
+                    writer.append(ids)
+                writer.complete()
             os.replace(temporary, path)
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
+
+
+class TokenWriter:
+    """Puts ids into an open binary file, which is a token file when `complete` has been called.
+
+    `n_tokens` ids of the checksum `crc32` have been written.
+    """
+
+    def __init__(self, file: BinaryIO, vocab_size: int, n_bytes: int, n_characters: int,
+                 metadata: dict[str, Any] | None = None):
+        self._file, self._vocab_size, self._dtype = file, vocab_size, id_dtype(vocab_size)
+        self._n_bytes, self._n_characters, self._metadata = n_bytes, n_characters, metadata
+        self._metadata_length = len(_with_checksum(metadata, 0))  # whatever the checksum
+        self._offset = -(-(_HEADER.size + self._metadata_length) // _ALIGNMENT) * _ALIGNMENT
+        self.n_tokens = self.crc32 = 0
+        file.seek(self._offset)
+
+    def keep(self, n_tokens: int, crc32: int) -> bool:
+        """Go on behind the first `n_tokens` ids that the file holds, what follows being dropped;
+        False, and nothing done, if it does not hold so many of that checksum."""
+        self._file.seek(self._offset)
+        left, found = n_tokens * self._dtype.itemsize, 0
+        while raw := self._file.read(min(left, _READ_IDS)):
+            found = zlib.crc32(raw, found)
+            left -= len(raw)
+        if left or found != crc32:
+            return False
+        self._file.truncate(self._offset + n_tokens * self._dtype.itemsize)
+        self._file.seek(0, os.SEEK_END)
+        self.n_tokens, self.crc32 = n_tokens, crc32
+        return True
+
+    def append(self, ids: np.ndarray) -> None:
+        """Write more ids; ValueError for one outside the vocabulary."""
+        ids = np.asarray(ids)
+        if ids.size and (ids.min() < 0 or ids.max() >= self._vocab_size):
+            raise ValueError(f"ids from {ids.min()} to {ids.max()} in a vocabulary of "
+                             f"{self._vocab_size}")
+        raw = ids.astype(self._dtype).tobytes()
+        self.crc32 = zlib.crc32(raw, self.crc32)
+        self._file.write(raw)
+        self.n_tokens += ids.size
+
+    def complete(self) -> None:
+        """Write what stands before the ids."""
+        self._file.seek(0)
+        self._file.write(_HEADER.pack(MAGIC, VERSION, self._dtype.itemsize, self._vocab_size,
+                                      self.n_tokens, self._n_bytes, self._n_characters,
+                                      self._metadata_length, self._offset))
+        self._file.write(_with_checksum(self._metadata, self.crc32))
+        self._file.write(bytes(self._offset - self._file.tell()))
 
 
 def is_token_file(path: str | Path) -> bool:

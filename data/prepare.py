@@ -21,6 +21,8 @@ def main() -> int:
                         "char, harris, bpe, or a tokenizer.json (default: byte)")
     parser.add_argument("--vocab-size", type=int, default=0, help="ids that harris and bpe make; "
                         "0 = as many as the text has, at most 8449 (default: 0)")
+    parser.add_argument("--special-tokens", action="store_true", help="names of the tokenizer's "
+                        "special tokens in the text become their ids (bpe, tokenizer.json)")
     parser.add_argument("--encoding", default="utf-8", help="encoding of the text "
                         "(default: utf-8)")
     parser.add_argument("--output", required=True, help="token file to write")
@@ -29,7 +31,7 @@ def main() -> int:
     if os.path.realpath(options.output) in map(os.path.realpath, sources.paths):
         raise UserError(f"--output {options.output} is one of the texts; give another name")
     notices = write_token_file(options.output, sources, options.tokenizer,
-                               options.vocab_size)
+                               options.vocab_size, options.special_tokens)
     for notice in (*sources.notices, *notices):
         print(notice, file=sys.stderr)
     written = TokenFile.open(options.output)

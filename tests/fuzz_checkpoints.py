@@ -29,8 +29,9 @@ SNIPPETS = [b"[" * 1000, b"{" * 9, b'{"a":' * 50, b"]", b"}", b",", b":", b'"', 
             b"-", b"0" * 70, b'"\\ud800"', b'"\\u12', b" " * 5000]
 
 
-def bombs(room: int) -> Iterator[bytes]:
-    """JSON, or nearly so, of about `room` bytes or less that would take much memory or time."""
+def bombs(room: int, marks: int = bounded_json.MAX_MARKS) -> Iterator[bytes]:
+    """JSON, or nearly so, of about `room` bytes or less that would take much memory or time; some
+    with about as many `marks` as may be."""
     yield b"[" * room
     yield b"[" + b"[]," * (room // 3 - 1) + b"0]"
     yield b"[" + b"1.5," * (room // 4 - 1) + b"0]"
@@ -41,9 +42,12 @@ def bombs(room: int) -> Iterator[bytes]:
     yield b'{"' + b"k" * (room - 10) + b'":0}'
     yield b"9" * room
     yield b" " * room
-    yield b"[" + b"[]," * (bounded_json.MAX_MARKS // 3 - 1) + b"0]"
+    yield b"[" + b"[]," * (marks // 3 - 1) + b"0]"
     yield b"{" + b",".join(b'"%d":{}' % i for i in range(bounded_json.MAX_KEYS)) + b"}"
-    yield b"[" + b'"0123456789",' * (bounded_json.MAX_MARKS // 2 - 9) + b"0]"
+    yield b"[" + b'"0123456789",' * (marks // 2 - 9) + b"0]"
+    strings = marks // 2 - 9
+    wide = b'"%b",' % ("😀" + "a" * (room // strings - 8)).encode()
+    yield b"[" + wide * strings + b"0]"
 
 
 class Fuzz:

@@ -2,10 +2,12 @@
 
 import json
 import os
+from itertools import islice
 
 import pytest
 
-from andrea_numba import bounded_json, checkpoint
+from andrea_numba import bounded_json, checkpoint, tokenizers
+from andrea_numba.errors import UserError
 from andrea_numba.parameters import ParameterTable
 from andrea_numba.tokenizers import build_tokenizer
 from tests.fuzz_checkpoints import MAX_GROWTH, Fuzz, bombs
@@ -78,3 +80,14 @@ def test_a_model_that_is_too_large_costs_no_memory(tmp_path):
     metadata["config"]["model"] |= {"d_model": 65536, "n_layer": 1000, "context": 1 << 24}
     fuzz.give("checkpoint.json", json.dumps(metadata).encode())
     assert fuzz.refused == 1 and fuzz.growth < MAX_GROWTH
+
+
+def test_tokenizer_files_made_to_harm(tmp_path):
+    fuzz = Fuzz(tmp_path)
+    most = bombs(tokenizers.MAX_FILE_BYTES - 10, tokenizers.MAX_FILE_MARKS - 10)
+    for bomb in islice(most, 10, None):  # those just within the limits
+        (tmp_path / "tokenizer.json").write_bytes(b'{"model":%b}' % bomb)
+        with pytest.raises(UserError) as error:
+            tokenizers.read_tokenizer(tmp_path / "tokenizer.json")
+        assert "\n" not in str(error.value)
+    assert fuzz.growth < 700 << 20

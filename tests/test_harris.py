@@ -12,7 +12,7 @@ from helpers import TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from andrea_numba import data, streams
+from andrea_numba import streams, tokenising
 from andrea_numba.data import Document, prepare
 from andrea_numba.errors import UserError
 from andrea_numba.pydocs import collect_docstrings
@@ -116,7 +116,7 @@ def test_what_was_learned_is_kept_by_content(tmp_path, monkeypatch):
     first = prepare(documents, "harris", 0.1, 8, tmp_path, vocab_size=272)
     (tmp_path / first.path.name).unlink()
     with monkeypatch.context() as patched:
-        patched.setattr(data, "build_tokenizer", None)
+        patched.setattr(tokenising, "build_tokenizer", None)
         again = prepare(documents, "harris", 0.1, 8, tmp_path, vocab_size=272)
     assert again.tokenizer.to_dict() == first.tokenizer.to_dict()
     for file in tmp_path.glob("*.tokenizer.json"):

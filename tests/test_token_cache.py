@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from helpers import ROOT, TEXT, dataset, tiny_config
 
-from andrea_numba.data import ABANDONED_SECONDS, Document, prepare, write_token_file
+from andrea_numba.data import Document, prepare, write_token_file
 from andrea_numba.errors import UserError
+from andrea_numba.token_cache import ABANDONED_SECONDS
 
 # Prepares as `ids_of` does, in another process; the folder is the first argument.
 PREPARE = """
@@ -64,20 +65,21 @@ def test_two_processes_at_once(tmp_path):
 
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_that_counts(tmp_path):
     process = start(tmp_path)
-    while not list(tmp_path.glob("*.tmp")):
+    while not list(tmp_path.glob("*.partial")):
         assert process.poll() is None
     process.send_signal(signal.SIGKILL)
     process.communicate()
     whole = [file for file in tmp_path.iterdir() if file.suffix == ".tokens"]
-    [left] = tmp_path.glob("*.tmp") if not whole else [None]
-    ids, data = ids_of(tmp_path, TEXT * 2000)
-    assert bytes(ids) == (TEXT * 2000).encode() and data.notices == []
+    [left] = tmp_path.glob("*.partial") if not whole else [None]
     if left:
+        ids_of(tmp_path)
         assert left.exists()  # it might still be written to
         old = time.time() - ABANDONED_SECONDS - 1
         os.utime(left, (old, old))
-        ids_of(tmp_path)
+        ids_of(tmp_path, TEXT[1:])
         assert [file.suffix for file in tmp_path.iterdir()] == [".tokens"] * 2
+    ids, data = ids_of(tmp_path, TEXT * 2000)
+    assert bytes(ids) == (TEXT * 2000).encode() and data.notices == []
 
 
 def test_a_full_disk_is_one_line(tmp_path):

@@ -64,7 +64,7 @@ def byte_symbols() -> dict[str, int]:
 class BpeTokenizer(PieceTokenizer):
     """Knows every text; see the package's docstring for the interface.
 
-    The name of a special token inside a text is ordinary text.
+    The name of a special token inside a text is ordinary text unless it is in `special_names`.
     """
 
     name = "bpe"
@@ -76,7 +76,7 @@ class BpeTokenizer(PieceTokenizer):
             self._model = library.Tokenizer.from_str(json.dumps(saved))
         self._model.no_truncation()
         self._model.no_padding()
-        self._model.encode_special_tokens = True
+        self.read_special_tokens(False)
         ids = self._model.get_vocab()
         special = {token.content: number
                    for number, token in self._model.get_added_tokens_decoder().items()}
@@ -137,13 +137,34 @@ class BpeTokenizer(PieceTokenizer):
             raise UserError("saved bpe tokenizer is damaged: expected `tokenizer`, the contents of "
                             "a tokenizer.json, and `start_token`")
         tokenizer = cls(saved, start)
+        tokenizer.read_special_tokens(d.get("special_tokens") is True)
         if not 0 <= start < tokenizer.vocab_size:
             raise UserError(f"saved bpe tokenizer is damaged: start_token is {start}")
         return tokenizer
 
     def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name, "start_token": self.start_token,
-                "tokenizer": json.loads(self._model.to_str())}
+        saved = json.loads(self._model.to_str())
+        # As strings, not as lists of two, which the library reads as well: half as much of JSON.
+        saved["model"]["merges"] = [" ".join(pair) for pair in saved["model"]["merges"]]
+        asked = {"special_tokens": True} if self.special_names else {}
+        return {"name": self.name, "start_token": self.start_token, **asked, "tokenizer": saved}
+
+    def read_special_tokens(self, asked: bool) -> None:
+        """See `read_special_tokens` of the package."""
+        self.special_names = self._checked_names() if asked else []
+        self._model.encode_special_tokens = not asked
+
+    def _checked_names(self) -> list[str]:
+        special = [token for token in self._model.get_added_tokens_decoder().values()
+                   if token.special]
+        if not special:
+            raise UserError("--special-tokens: the tokenizer has no special tokens; leave it out")
+        for token in special:
+            # Text is cut at spaces before it is encoded.
+            if token.lstrip or token.rstrip or any(map(str.isspace, token.content)):
+                raise UserError(f"--special-tokens: {token.content!r} of the tokenizer holds "
+                                "spaces, or takes those beside it; leave --special-tokens out")
+        return [token.content for token in special]
 
     def encode_bytes(self, data: bytes) -> np.ndarray:
         # Texts, and between each two of them one byte that is not UTF-8.

@@ -28,6 +28,7 @@ class CharTokenizer:
     """
 
     name = "char"
+    special_names = ()
 
     def __init__(self, characters: str, document_mark: bool):
         self.characters = characters

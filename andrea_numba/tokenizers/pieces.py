@@ -31,6 +31,7 @@ class PieceTokenizer:
     """
 
     name: str
+    special_names: Sequence[str] = ()
 
     def __init__(self, pieces: Sequence[bytes], document_mark: int | None, start_token: int):
         self.document_mark, self.start_token = document_mark, start_token

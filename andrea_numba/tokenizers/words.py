@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 # Letters of all scripts; left out are signs and punctuation: U+0080-BF, U+2000-2BFF, U+2E00-303F.
 LETTER = "A-Za-z\u00c0-\u1fff\u2c00-\u2dff\u3040-\U0010ffff"
@@ -16,11 +16,12 @@ LONGEST_WAIT = 1 << 16  # characters without a place to cut
 MAX_WORDS = 1 << 21  # different ones in memory, some hundred bytes each
 
 
-def whole_words(chunks: Iterable[str]) -> Iterator[str]:
+def whole_words(chunks: Iterable[str], names: Sequence[str] = ()) -> Iterator[str]:
     """The same text in chunks that end before a space after something that is no space.
 
     No token of the tokenizers here goes across such a place, so the ids of the chunks, joined,
-    are the ids of the text. Where none comes for long, as in text without spaces, it is cut anyway.
+    are the ids of the text. Where none comes for long, as in text without spaces, it is cut anyway,
+    but not inside any of the `names`, which hold no space.
     """
     rest = ""
     for chunk in chunks:
@@ -29,12 +30,18 @@ def whole_words(chunks: Iterable[str]) -> Iterator[str]:
         while at > 0 and text[at - 1].isspace():
             at = text.rfind(" ", 0, at)
         if at <= 0:
-            at = len(text) if len(text) > LONGEST_WAIT else 0
+            at = len(text) - _begun(text, names) if len(text) > LONGEST_WAIT else 0
         if at:
             yield text[:at]
         rest = text[at:]
     if rest:
         yield rest
+
+
+def _begun(text: str, names: Sequence[str]) -> int:
+    """The length of the longest beginning of a name that ends the text."""
+    return max((length for name in names for length in range(1, len(name))
+                if text.endswith(name[:length])), default=0)
 
 
 def count_words(chunks: Iterable[str], most: int = MAX_WORDS) -> Counter[str]:
