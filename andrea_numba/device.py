@@ -171,12 +171,14 @@ def explained() -> Iterator[None]:
         raise UserError(f"{meaning}; --device cpu works without CUDA") from error
 
 
-def compile_notice() -> None:
+def compile_notice() -> bool:
     """Say that the first use will take a while, when no compiled kernels are in the cache."""
     from kernels.common.cache import cache_folder
 
-    if not cache_folder().exists():
-        say("compiling kernels for this machine: once, up to a minute")
+    if cache_folder().exists():
+        return False
+    say("compiling kernels for this machine: once, up to a minute")
+    return True
 
 
 def _wsl_hint() -> str:

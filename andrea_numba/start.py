@@ -6,6 +6,7 @@ import dataclasses
 import time
 
 from . import self_check
+from .compile_beside import compile_beside
 from .config import ModelConfig
 from .device import Device, compile_notice, explained, gpu
 from .errors import WrongKernel
@@ -24,7 +25,8 @@ def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool 
     """
     started = time.perf_counter()
     if isinstance(device.memory, HostMemory):
-        compile_notice()
+        if compile_notice():
+            compile_beside(device, model, training, stored)
         warm_up(device.ops, tiny(model), device.memory, training=training, stored=stored)
     else:
         with explained():

@@ -29,6 +29,7 @@ EAGER: dict[str, dict[str, Any]] = {"eager": {}}
 # took a tenth less time of the processor (2 blocks of andrea-120m in fp32).
 KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 32), "MALLOC_TRIM_THRESHOLD_": str(1 << 33),
                "MALLOC_TOP_PAD_": str(1 << 26)}
+AS_INSTALLED = "eager, as installed"  # without these settings
 TURN = 0.1  # seconds of calls in a row, at least
 ROUNDS, FEW_ROUNDS = (5, 25), (3, 3)  # turns of each process, at least and at most
 SECONDS = 6.0  # for one figure, if that leaves the least number of rounds
@@ -75,12 +76,13 @@ def figures(group: str, quick: bool) -> Iterator[Figure]:
                              memory=True)
     if group == "ops":
         heads = {"B": 1, "T": 1024, "H": 12, "D": 64, "d": 768, "rows": 1024}
+        both = EAGER | {AS_INSTALLED: {}}
         for name in ("forward", "backward"):
             yield Figure(f"attention {name}", "op",
-                         {"op": "attention", "name": name, "case": heads})
+                         {"op": "attention", "name": name, "case": heads}, both)
         yield Figure("softmax, cross-entropy and their gradient", "op",
                      {"op": "cross_entropy", "name": "backward",
-                      "case": {"N": 1024, "V": 8449, "Vp": 8449}})
+                      "case": {"N": 1024, "V": 8576, "Vp": 8576}}, both)
     if group == "generate":
         full = {"fp32 weights": {"weights": "fp32"}}
         for weights in ("fp32", "bf16", "int8"):
@@ -129,7 +131,8 @@ def processes(peers: Mapping[str, Any], threads: int) -> Iterator[tuple[Worker, 
     with contextlib.ExitStack() as stack:
         ours = stack.enter_context(Worker("andrea_numba.bench.ours", threads))
         yield ours, {
-            name: stack.enter_context(Worker("andrea_numba.bench.peer", threads, KEEP_MEMORY))
+            name: stack.enter_context(Worker("andrea_numba.bench.peer", threads,
+                                             {} if name == AS_INSTALLED else KEEP_MEMORY))
             for name in (peers if importlib.util.find_spec("torch") else ())}
 
 

@@ -37,6 +37,8 @@ def op(op: str, name: str, case: dict) -> tuple[Call, dict]:
 
     function = load_spec(op).FUNCTIONS[name]
     arguments = as_stored(function, case, build_arguments(op, name, case))
+    if "dlogits" in arguments:  # as in training
+        arguments["dlogits"] = arguments["logits"]
     implementation, values = getattr(load_op(op, "cpu"), name), tuple(arguments.values())
     return lambda: implementation(*values), {}
 

@@ -10,9 +10,10 @@ the 16 that AVX2 has; at the right edge of C it is as narrow as what is left. Wh
 product, bias, GELU or a residual stream, is done while the tile is in the cache.
 
 Each element of C is the sum, in order, of the sums over DEPTH words: its bits depend neither on
-the number of threads nor on the tasks that they were given. Scratch, kept for each calling thread:
-both operands of DEPTH words, 20 MB for the head of andrea-120m; and C in float32 where C itself is
-bfloat16 and has more terms than that.
+the number of threads nor on the tasks that they were given. An A of float32 that lies across, with
+whole panels, is not packed: a panel's ROWS neighbours are read where they are, which makes weight
+gradients 4 to 25 % faster. Scratch, kept for each calling thread: both operands of DEPTH words, 20
+MB for the head of andrea-120m; and C in float32 where C itself is bfloat16 and has more terms.
 """
 
 import numpy as np
@@ -20,9 +21,9 @@ from numba import get_num_threads, prange
 
 from ..common.cache import njit
 from ..common.cpu_features import RUNG
-from ..common.cpu_math import flat, pointer, stack_array, words
+from ..common.cpu_math import F, flat, pointer, stack_array, words
 from ..common.cpu_tile import make_add_products, scratch, word_of
-from ..common.simd import LANES, load, load_first, store_first
+from ..common.simd import LANES, broadcast, load, load_first, store_first
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
 from .cpu_pack import pack
@@ -84,27 +85,34 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     blocks = -(-K // (DEPTH * pair))
     depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
-    for_a, for_b = -(-M // ROWS) * ROWS * depth, -(-N // COLUMNS) * COLUMNS * depth
-    panels = scratch("a", word, for_a + for_b)
-    product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, flat(words(a)), a_along,
-            flat(words(b)), b_along, M, N, K, pair, depth, epilogue, fresh,
-            panels[:for_a], panels[for_a:], get_num_threads())
+    a, b = flat(words(a)), flat(words(b))
+    in_place = not a_along and pair == 1 and M % ROWS == 0
+    for_a = 0 if in_place else -(-M // ROWS) * ROWS * depth
+    panels = scratch("a", word, for_a + -(-N // COLUMNS) * COLUMNS * depth)
+    product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
+            pair, depth, epilogue, fresh, a if in_place else panels[:for_a], panels[for_a:],
+            in_place, get_num_threads())
 
 
 @njit()
 def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
-            epilogue, fresh, a_panels, b_panels, threads):
+            epilogue, fresh, a_panels, b_panels, in_place, threads):
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
-        pack(a_panels, ROWS, a, a_along, M, b_panels, COLUMNS, b, b_along, N, K, first, terms, pair)
-        _multiply(c, pre_gelu, bias, residual, sums, M, N, (terms + pair - 1) // pair,
-                  epilogue, fresh and first == 0, first + terms == K, a_panels, b_panels, threads)
+        words = (terms + pair - 1) // pair
+        pack(a_panels, ROWS, a, a_along, 0 if in_place else M, b_panels, COLUMNS, b, b_along, N, K,
+             first, terms, pair)
+        # Where A begins, and how far apart its panels and the words of a row are.
+        places = (first * M, ROWS, M) if in_place else (0, ROWS * words, ROWS)
+        _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh and first == 0,
+                  first + terms == K, a_panels, places, b_panels, threads)
 
 
 @njit(parallel=True)
 def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, last, a_panels,
-              b_panels, threads):
+              places, b_panels, threads):
+    start, panel, step = places
     rows = (M + ROWS - 1) // ROWS
     columns = (N + COLUMNS - 1) // COLUMNS
     high, wide = MOST_PANELS  # panels of a task
@@ -120,14 +128,14 @@ def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, l
         tile = stack_array(_TILE)
         for j in range(across * wide, min((across + 1) * wide, columns)):
             for i in range(top, min(top + high, rows)):
-                a = pointer(a_panels, i * ROWS * words)
+                a = pointer(a_panels, start + i * panel)
                 b = pointer(b_panels, j * COLUMNS * words)
                 if N - j * COLUMNS > COLUMNS - LANES:
-                    _sum_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
+                    _sum_tile(tile, COLUMNS, a, 1, step, b, words, True)
                 elif N - j * COLUMNS > LANES:
-                    _sum_narrow_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
+                    _sum_narrow_tile(tile, COLUMNS, a, 1, step, b, words, True)
                 else:
-                    _sum_single_tile(tile, COLUMNS, a, 1, ROWS, b, words, True)
+                    _sum_single_tile(tile, COLUMNS, a, 1, step, b, words, True)
                 _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
                         epilogue, fresh, last)
 
@@ -139,18 +147,18 @@ def _finish(c, pre_gelu, bias, residual, sums, tile, row, column, M, N, epilogue
     GELU: the sum goes to pre_gelu, its GELU to C; RESIDUAL: another array is added; SLOPE: times
     GELU'(pre_gelu).
     """
-    for i in range(min(ROWS, M - row)):
-        for j in range(0, min(COLUMNS, N - column), LANES):
+    for j in range(0, min(COLUMNS, N - column), LANES):
+        count = N - column - j
+        offset = load_first(bias, column + j, count) if bias.size > 0 else broadcast(F(0.0))
+        for i in range(min(ROWS, M - row)):
             at = (row + i) * N + column + j
-            count = N - column - j
             value = load(tile, i * COLUMNS + j)
             if not fresh:
                 value = value + load_first(sums, at, count)
             if not last:
                 store_first(sums, at, value, count)
                 continue
-            if bias.size > 0:
-                value = value + load_first(bias, column + j, count)
+            value = value + offset
             if epilogue == GELU:
                 store_first(pre_gelu, at, value, count)
                 value = gelu(value)

@@ -1,0 +1,45 @@
+"""A cold cache is filled by two processes, of which the second ends with the first."""
+
+import os
+import subprocess
+import sys
+
+from andrea_numba import compile_beside
+
+LOAD = """
+from numba.core import event
+from andrea_numba import device, start
+from andrea_numba.config import ModelConfig
+names = set()
+class Listener(event.Listener):
+    def on_start(self, started):
+        names.add(started.data["dispatcher"].py_func.__module__)
+    def on_end(self, ended):
+        pass
+event.register("numba:compile", Listener())
+start.load_kernels(device.choose("cpu", "fp32"), ModelConfig(), 1)
+print(*names)
+"""
+
+
+def run(tmp_path) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=300,
+        env={**os.environ, "ANDREA_CACHE_DIR": str(tmp_path),
+             "PYTHONPATH": os.pathsep.join(sys.path)})
+
+
+def test_each_process_compiles_its_kernels(tmp_path):
+    cold, warm = run(tmp_path), run(tmp_path)
+    assert cold.stderr.startswith("compiling kernels for this machine") and not cold.returncode
+    compiled = cold.stdout.split()
+    assert "kernels.matmul.cpu" in compiled
+    assert not [name for name in compiled if name.startswith("kernels.attention")]
+    assert (warm.stdout, warm.stderr) == ("\n", "")
+
+
+def test_the_second_process_ends_with_the_first(tmp_path):
+    with compile_beside.second_process("fp32", training=True, ANDREA_CACHE_DIR=str(tmp_path)) as it:
+        it.stdin.close()
+        assert it.wait(timeout=60) == 0
+    assert not list(tmp_path.rglob("*.tmp"))
