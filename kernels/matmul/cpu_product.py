@@ -32,8 +32,7 @@ ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
 COLUMNS = VECTORS * LANES
 DEPTH = 512
 PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
-MOST_PANELS = 64, 8  # of A and of B that a task multiplies
-TASKS = 4  # for each thread, at least, where there are as many tiles
+MOST_PANELS = 32  # of A, half a megabyte
 _TILE = ROWS * COLUMNS
 _NONE = np.empty(0, np.float32)
 
@@ -115,29 +114,27 @@ def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, l
     start, panel, step = places
     rows = (M + ROWS - 1) // ROWS
     columns = (N + COLUMNS - 1) // COLUMNS
-    high, wide = MOST_PANELS  # panels of a task
-    while wide > 1 and ((rows + high - 1) // high) * ((columns + wide - 1) // wide) < (
-            TASKS * threads):
-        wide //= 2
-    while high > 1 and ((rows + high - 1) // high) * columns < TASKS * threads:
-        high //= 2
-    down = (rows + high - 1) // high
-    for task in prange(down * ((columns + wide - 1) // wide)):
-        across = task // down
-        top = (task - across * down) * high
+    high = min(MOST_PANELS, (rows + threads - 1) // threads)
+    for worker in prange(threads):
         tile = stack_array(_TILE)
-        for j in range(across * wide, min((across + 1) * wide, columns)):
-            for i in range(top, min(top + high, rows)):
-                a = pointer(a_panels, start + i * panel)
-                b = pointer(b_panels, j * COLUMNS * words)
-                if N - j * COLUMNS > COLUMNS - LANES:
-                    _sum_tile(tile, COLUMNS, a, 1, step, b, words, True)
-                elif N - j * COLUMNS > LANES:
-                    _sum_narrow_tile(tile, COLUMNS, a, 1, step, b, words, True)
-                else:
-                    _sum_single_tile(tile, COLUMNS, a, 1, step, b, words, True)
-                _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
-                        epilogue, fresh, last)
+        first_tile = worker * rows * columns // threads
+        for t in range(first_tile, (worker + 1) * rows * columns // threads):
+            # Down `high` panels of A, which stay in the cache, for one panel of B after the other.
+            top = t // (high * columns) * high
+            within = t - top * columns
+            height = min(high, rows - top)
+            j = within // height
+            i = top + within - j * height
+            a = pointer(a_panels, start + i * panel)
+            b = pointer(b_panels, j * COLUMNS * words)
+            if N - j * COLUMNS > COLUMNS - LANES:
+                _sum_tile(tile, COLUMNS, a, 1, step, b, words, True)
+            elif N - j * COLUMNS > LANES:
+                _sum_narrow_tile(tile, COLUMNS, a, 1, step, b, words, True)
+            else:
+                _sum_single_tile(tile, COLUMNS, a, 1, step, b, words, True)
+            _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
+                    epilogue, fresh, last)
 
 
 @njit()
