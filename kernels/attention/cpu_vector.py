@@ -135,47 +135,39 @@ def _pack_columns(target, source, step, rows, sizes):
 # Forward
 
 
-@njit()
+@njit(parallel=True)
 def _forward(out, lse, qkv, sizes, together, row, queries, packed, scores, probabilities):
+    """A worker takes every so manyth task; heads alternate in which end has the long ones."""
+    size = packed.size // together
+    blocks = (sizes.length + QUERIES - 1) // QUERIES
     for first in range(0, sizes.tasks, together):
         count = min(together, sizes.tasks - first)
-        _pack_keys_and_values(packed, packed.size // together, qkv, first, count, sizes)
-        _attend(out, lse, qkv, sizes, first, count, row, queries, packed, packed.size // together,
-                scores, probabilities)
+        for i in prange(count):
+            _pack_keys_and_values(pointer(packed, i * size), qkv, first + i, sizes)
+        for worker in prange(sizes.threads):
+            my_queries = pointer(queries, worker * QUERIES * sizes.word_width)
+            my_scores = pointer(scores, worker * QUERIES * row)
+            mine = pointer(probabilities, worker * QUERIES * (row // sizes.pair))
+            for task in range(worker, count * blocks, sizes.threads):
+                head = task // blocks
+                block = task - head * blocks
+                block = blocks - 1 - block if head % 2 == 0 else block
+                _attend_block(out, lse, qkv, sizes, first + head, block * QUERIES, row, my_queries,
+                              pointer(packed, head * size), my_scores, mine)
 
 
-@njit(parallel=True)
-def _pack_keys_and_values(packed, size, qkv, first, count, sizes):
+@njit()
+def _pack_keys_and_values(keys, qkv, task, sizes):
     step = 3 * sizes.heads * sizes.width
-    for i in prange(count):
-        keys = pointer(packed, i * size)
-        values = pointer(keys, _panels(sizes.length, COLUMNS) * sizes.word_width)
-        _pack_rows(keys, COLUMNS, pointer(qkv, _row_of(first + i, 1, 3, sizes)), step,
-                   sizes.length, sizes)
-        _pack_columns(values, pointer(qkv, _row_of(first + i, 2, 3, sizes)), step, sizes.length,
-                      sizes)
+    values = pointer(keys, _panels(sizes.length, COLUMNS) * sizes.word_width)
+    _pack_rows(keys, COLUMNS, pointer(qkv, _row_of(task, 1, 3, sizes)), step, sizes.length, sizes)
+    _pack_columns(values, pointer(qkv, _row_of(task, 2, 3, sizes)), step, sizes.length, sizes)
 
 
 @njit(forceinline=True)
 def _panels(size, step):
     """`size` up to a multiple of `step`."""
     return (size + step - 1) // step * step
-
-
-@njit(parallel=True)
-def _attend(out, lse, qkv, sizes, first, count, row, queries, packed, size, scores, probabilities):
-    """A worker takes every so manyth task; heads alternate in which end has the long ones."""
-    blocks = (sizes.length + QUERIES - 1) // QUERIES
-    for worker in prange(sizes.threads):
-        my_queries = pointer(queries, worker * QUERIES * sizes.word_width)
-        my_scores = pointer(scores, worker * QUERIES * row)
-        mine = pointer(probabilities, worker * QUERIES * (row // sizes.pair))
-        for task in range(worker, count * blocks, sizes.threads):
-            head = task // blocks
-            block = task - head * blocks
-            block = blocks - 1 - block if head % 2 == 0 else block
-            _attend_block(out, lse, qkv, sizes, first + head, block * QUERIES, row, my_queries,
-                          pointer(packed, head * size), my_scores, mine)
 
 
 @njit(fastmath=FAST)

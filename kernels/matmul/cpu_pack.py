@@ -9,7 +9,7 @@ A word is one float32, or a pair of bfloat16 that are neighbours along K. Rows t
 turned 16 x 16 words at a time; those that lie across are copied, or two of them zipped into pairs.
 """
 
-from numba import prange, types
+from numba import types
 from numba.extending import overload
 
 from ..common.cache import njit
@@ -24,31 +24,14 @@ from ..common.simd import (
     transpose,
 )
 
-STRIP = 64  # rows that are packed at the same time, if their panels are not wider
-
-
-@njit(parallel=True)
-def pack(a_panels, a_width, a, a_along, M, b_panels, b_width, b, b_along, N, K, first, terms, pair):
-    """Pack terms `first` to `first + terms` of all rows of A and columns of B.
-
-    Operands are flat, of float32 or uint16, and panels of float32 or int32; `pair` is the number
-    of terms in a word. A task is a strip of some panels, so that all of a cache line is used while
-    it is there.
-    """
-    a_strip = max(1, STRIP // a_width) * a_width
-    b_strip = max(1, STRIP // b_width) * b_width
-    a_tasks = (M + a_strip - 1) // a_strip
-    for task in prange(a_tasks + (N + b_strip - 1) // b_strip):
-        if task < a_tasks:
-            _pack_strip(a_panels, a_width, a, a_along, M, K, first, terms, pair, task * a_strip,
-                        a_strip)
-        else:
-            _pack_strip(b_panels, b_width, b, b_along, N, K, first, terms, pair,
-                        (task - a_tasks) * b_strip, b_strip)
-
 
 @njit()
-def _pack_strip(panels, width, source, along, rows, K, first, terms, pair, row, strip):
+def pack_strip(panels, width, source, along, rows, K, first, terms, pair, row, strip):
+    """Pack terms `first` to `first + terms` of `strip` rows from `row` on, some whole panels.
+
+    `source` is flat, of float32 or uint16, and panels of float32 or int32; `pair` is the number
+    of terms in a word. A strip should be a cache line or more, if its rows lie across.
+    """
     words = (terms + pair - 1) // pair
     if along:
         for r in range(row, min(row + strip, rows), width):

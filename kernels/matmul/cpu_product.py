@@ -26,12 +26,13 @@ from ..common.cpu_tile import make_add_products, scratch, word_of
 from ..common.simd import LANES, broadcast, load, load_first, store_first
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
-from .cpu_pack import pack
+from .cpu_pack import pack_strip
 
 ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
 COLUMNS = VECTORS * LANES
 DEPTH = 512
 PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
+A_STRIP = 8  # panels of A that are packed at the same time
 MOST_PANELS = 32  # of A, half a megabyte
 _TILE = ROWS * COLUMNS
 _NONE = np.empty(0, np.float32)
@@ -93,48 +94,46 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
             in_place, get_num_threads())
 
 
-@njit()
+@njit(parallel=True)
 def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
             epilogue, fresh, a_panels, b_panels, in_place, threads):
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
-    for first in range(0, K, depth * pair):
-        terms = min(depth * pair, K - first)
-        words = (terms + pair - 1) // pair
-        pack(a_panels, ROWS, a, a_along, 0 if in_place else M, b_panels, COLUMNS, b, b_along, N, K,
-             first, terms, pair)
-        # Where A begins, and how far apart its panels and the words of a row are.
-        places = (first * M, ROWS, M) if in_place else (0, ROWS * words, ROWS)
-        _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh and first == 0,
-                  first + terms == K, a_panels, places, b_panels, threads)
-
-
-@njit(parallel=True)
-def _multiply(c, pre_gelu, bias, residual, sums, M, N, words, epilogue, fresh, last, a_panels,
-              places, b_panels, threads):
-    start, panel, step = places
     rows = (M + ROWS - 1) // ROWS
     columns = (N + COLUMNS - 1) // COLUMNS
     high = min(MOST_PANELS, (rows + threads - 1) // threads)
-    for worker in prange(threads):
-        tile = stack_array(_TILE)
-        first_tile = worker * rows * columns // threads
-        for t in range(first_tile, (worker + 1) * rows * columns // threads):
-            # Down `high` panels of A, which stay in the cache, for one panel of B after the other.
-            top = t // (high * columns) * high
-            within = t - top * columns
-            height = min(high, rows - top)
-            j = within // height
-            i = top + within - j * height
-            a = pointer(a_panels, start + i * panel)
-            b = pointer(b_panels, j * COLUMNS * words)
-            if N - j * COLUMNS > COLUMNS - LANES:
-                _sum_tile(tile, COLUMNS, a, 1, step, b, words, True)
-            elif N - j * COLUMNS > LANES:
-                _sum_narrow_tile(tile, COLUMNS, a, 1, step, b, words, True)
+    a_strips = 0 if in_place else (rows + A_STRIP - 1) // A_STRIP
+    for first in range(0, K, depth * pair):
+        terms = min(depth * pair, K - first)
+        words = (terms + pair - 1) // pair
+        for strip in prange(a_strips + columns):
+            if strip < a_strips:
+                pack_strip(a_panels, ROWS, a, a_along, M, K, first, terms, pair,
+                           strip * A_STRIP * ROWS, A_STRIP * ROWS)
             else:
-                _sum_single_tile(tile, COLUMNS, a, 1, step, b, words, True)
-            _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
-                    epilogue, fresh, last)
+                pack_strip(b_panels, COLUMNS, b, b_along, N, K, first, terms, pair,
+                           (strip - a_strips) * COLUMNS, COLUMNS)
+        # Where A begins, and how far apart its panels and the words of a row are.
+        start, panel, step = (first * M, ROWS, M) if in_place else (0, ROWS * words, ROWS)
+        for worker in prange(threads):
+            tile = stack_array(_TILE)
+            first_tile = worker * rows * columns // threads
+            for t in range(first_tile, (worker + 1) * rows * columns // threads):
+                # Down `high` panels of A, which stay in the cache, for each panel of B in turn.
+                top = t // (high * columns) * high
+                within = t - top * columns
+                height = min(high, rows - top)
+                j = within // height
+                i = top + within - j * height
+                p = pointer(a_panels, start + i * panel)
+                q = pointer(b_panels, j * COLUMNS * words)
+                if N - j * COLUMNS > COLUMNS - LANES:
+                    _sum_tile(tile, COLUMNS, p, 1, step, q, words, True)
+                elif N - j * COLUMNS > LANES:
+                    _sum_narrow_tile(tile, COLUMNS, p, 1, step, q, words, True)
+                else:
+                    _sum_single_tile(tile, COLUMNS, p, 1, step, q, words, True)
+                _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
+                        epilogue, fresh and first == 0, first + terms == K)
 
 
 @njit()
