@@ -239,8 +239,11 @@ def test_what_is_not_gone_on_with_is_removed(tmp_path, source, monkeypatch):
 
 
 def test_short_work_leaves_no_note(tmp_path, source, monkeypatch):
+    def interrupt(self):
+        raise KeyboardInterrupt
+
     monkeypatch.undo()
-    monkeypatch.setattr(TokenWriter, "complete", lambda self: signal.raise_signal(signal.SIGINT))
+    monkeypatch.setattr(TokenWriter, "complete", interrupt)
     with pytest.raises(KeyboardInterrupt):
         prepare(open_sources([str(source)]), "byte", 0.1, 4, tmp_path / "cache")
     assert list((tmp_path / "cache").iterdir()) == []
