@@ -23,7 +23,7 @@ from ..common.spec import BFLOAT16
 from ..gelu.cpu import gelu
 from . import cpu_blas, cpu_product
 
-KINDS = ("fp32", "bf16", "int8")
+KINDS = {"fp32": np.dtype(np.float32), "bf16": BFLOAT16, "int8": np.dtype(np.int8)}
 TASK = 32  # rows of weights
 FEW = 32  # rows of x; more are multiplied with a float32 copy of the matrix
 # Rows of x and of weights whose sums are in registers, in two vectors each.
@@ -54,9 +54,8 @@ def store(w: np.ndarray, kind: str, transpose_w: bool) -> StoredMatrix:
     if kind == "int8":
         scales = np.abs(rows).max(axis=1) / np.float32(127)
         rows = np.rint(rows / np.where(scales > 0, scales, 1)[:, None])
-    dtype = {"fp32": np.dtype(np.float32), "bf16": BFLOAT16, "int8": np.dtype(np.int8)}[kind]
     width = -(-K // (2 * LANES)) * 2 * LANES
-    values = aligned_zeros(N * width, dtype).reshape(N, width)
+    values = aligned_zeros(N * width, KINDS[kind]).reshape(N, width)
     with np.errstate(invalid="ignore"):  # what a NaN becomes in int8 does not matter: its scale is
         values[:, :K] = rows
     return StoredMatrix(words(values), scales)
