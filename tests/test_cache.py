@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-CACHE = ROOT / "kernels" / "common" / "cache.py"
+COMMON = ROOT / "kernels" / "common"
 
 HELPER = """
 from .common.cache import njit
@@ -43,7 +43,8 @@ def package(tmp_path: Path) -> Path:
     common.mkdir(parents=True)
     (common / "__init__.py").touch()
     (common.parent / "__init__.py").touch()
-    shutil.copy(CACHE, common / "cache.py")
+    for name in ("cache.py", "cpu_features.py"):
+        shutil.copy(COMMON / name, common / name)
     write_helper(tmp_path, 2)
     (common.parent / "kernel.py").write_text(KERNEL)
     return tmp_path

@@ -18,7 +18,7 @@ from numba import get_num_threads, prange
 
 from kernels.common.cache import njit
 from kernels.common.checks import bind
-from kernels.common.cpu_features import RUNG, VECTORS
+from kernels.common.cpu_features import RUNG, TILES, VECTORS
 from kernels.common.cpu_math import FAST, FAST_SUM, F
 from kernels.common.spec import is_bf16, parse
 from kernels.registry import load_spec
@@ -65,12 +65,15 @@ def stream(kind: str) -> float:
 
 
 def product_peak(precision: str) -> float:
-    """Operations a second: multiply-adds on registers alone; without vectors a product of BLAS."""
+    """Operations a second: products of registers alone; without vectors a product of BLAS."""
     if not VECTORS:
         a = np.ones((1024, 1024), np.float32)
         return 2 * 1024**3 / min(timed(lambda: a @ a) for _ in range(REPEATS))
-    dtype, flops = (np.int32, 64) if precision == "bf16" else (np.float32, 32)
     threads = get_num_threads()
+    if TILES and precision == "bf16":
+        seconds = min(timed(lambda: _tile_products(threads, TERMS)) for _ in range(REPEATS))
+        return threads * TERMS * 4 * 2 * 16 * 16 * 32 / seconds
+    dtype, flops = (np.int32, 64) if precision == "bf16" else (np.float32, 32)
     sums = np.zeros((threads, 16), np.float32)
     seconds = min(timed(lambda: _multiply_adds(sums, np.zeros(16, dtype), TERMS))
                   for _ in range(REPEATS))
@@ -96,6 +99,23 @@ if VECTORS:
             for i in range(1, CHAINS):
                 total = total + acc[i]
             store(sums[thread], 0, total)
+
+
+if TILES:
+    from kernels.common import amx
+
+    @njit(parallel=True)
+    def _tile_products(threads, terms):
+        for _ in prange(threads):
+            amx.configure()
+            amx.zero(4)
+            amx.zero(5)
+            for _ in range(terms):  # four sums that do not wait for each other
+                amx.multiply_add(0, 4, 5)
+                amx.multiply_add(1, 4, 5)
+                amx.multiply_add(2, 4, 5)
+                amx.multiply_add(3, 4, 5)
+            amx.release()
 
 
 class Recorder:

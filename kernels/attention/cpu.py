@@ -1,7 +1,7 @@
 """CPU causal attention, in float32 or bfloat16 as on a GPU.
 
-Forward and backward are products of tiles in vectors where the processor has them (cpu_vector),
-and NumPy's elsewhere (cpu_blas); no [T, T] array exists at any time.
+Forward and backward are products of tiles in vectors where the processor has them (cpu_vector,
+cpu_vector_backward), and NumPy's elsewhere (cpu_blas); no [T, T] array exists at any time.
 """
 
 import math
@@ -12,21 +12,22 @@ from numba import prange
 from ..common.cache import njit
 from ..common.cpu_features import VECTORS
 from ..common.cpu_math import FAST_SUM, F, as_float, exp, stored_in, words
-from . import cpu_blas, cpu_vector
+from . import cpu_blas, cpu_vector, cpu_vector_backward
 
 LOW = F(np.finfo(np.float32).min)  # of all scores; finite: the difference of two is not NaN
 
-_products = cpu_vector if VECTORS else cpu_blas
+_forward, _backward = ((cpu_vector.forward, cpu_vector_backward.backward) if VECTORS
+                       else (cpu_blas.forward, cpu_blas.backward))
 
 
 def forward(out, lse, qkv) -> None:
     """out [N,d] = softmax(q·kᵀ/sqrt(D), causal)·v per head; lse [B,H,T] natural log-sum-exp."""
-    _products.forward(out, lse, qkv)
+    _forward(out, lse, qkv)
 
 
 def backward(dqkv, dout, out, lse, qkv) -> None:
     """dqkv [N,3d] from dout, out [N,d], lse [B,H,T] and qkv [N,3d] of forward."""
-    _products.backward(dqkv, dout, out, lse, qkv)
+    _backward(dqkv, dout, out, lse, qkv)
 
 
 def append(k_cache, v_cache, qkv, start) -> None:

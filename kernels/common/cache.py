@@ -2,7 +2,8 @@
 
 Numba's own `cache=True` looks only at the file of the cached function, so it returns stale
 code after an edit in a helper of another file. Here the cache folder itself is named by the
-SHA-256 of all Python sources of the package and the versions of NumPy, Numba and llvmlite:
+SHA-256 of all Python sources of the package, the versions of NumPy, Numba and llvmlite, and the
+rung of cpu_features, by which sources choose what they compile:
 
     <base>/andrea-numba/jit/<hash>      base = $ANDREA_CACHE_DIR, else $NUMBA_CACHE_DIR,
                                         else $XDG_CACHE_HOME, else ~/.cache
@@ -29,6 +30,8 @@ import numba
 import numpy as np
 from llvmlite.binding import Linkage
 from numba.core import caching, codegen, compiler
+
+from .cpu_features import RUNG
 
 KEEP_FOLDERS = 4  # the newest; other versions of the sources, other environments
 # What an unreadable folder or unpickling a damaged file may raise.
@@ -80,10 +83,11 @@ class _Compiler(compiler.Compiler):
 
 @functools.cache
 def source_hash() -> str:
-    """32 hex digits for the sources of the package and the versions they are compiled with."""
+    """32 hex digits for the sources of the package and what they are compiled with and for."""
     package = Path(__file__).resolve().parents[1]
     digest = hashlib.sha256()
-    digest.update(f"{numba.__version__} {llvmlite.__version__} {np.__version__}".encode())
+    digest.update(f"{numba.__version__} {llvmlite.__version__} {np.__version__} "
+                  f"{RUNG}".encode())
     for path in sorted(package.rglob("*.py")):
         content = path.read_bytes()
         digest.update(f"\n{path.relative_to(package).as_posix()} {len(content)}\n".encode())

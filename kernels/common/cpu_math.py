@@ -12,7 +12,7 @@ from numba.core.errors import RequireLiteralValue
 from numba.extending import intrinsic
 
 from .cache import njit
-from .simd import power_of_two, rint, where_less
+from .simd import rint, times_power_of_two, where_less
 from .spec import is_bf16
 
 F = np.float32
@@ -88,17 +88,6 @@ def pointer(typingctx, array, start):
     return types.CPointer(array.dtype)(array, types.intp), codegen
 
 
-@intrinsic
-def unknown(typingctx, n):
-    """The integer n, of whose value LLVM knows nothing: a stride, lest it unroll a loop."""
-
-    def codegen(context, builder, signature, args):
-        kind = ir.FunctionType(args[0].type, [args[0].type])
-        return builder.asm(kind, "", "=r,0", args, side_effect=False)
-
-    return n(n), codegen
-
-
 @njit(fastmath=FAST, forceinline=True)
 def exp2(x):
     """2**x, relative error below 2e-7 on [-126, 127]; 0 below -126; NaN stays NaN."""
@@ -111,7 +100,7 @@ def exp2(x):
     p = p * r + F(5.550332471162809e-2)
     p = p * r + F(2.402264791363012e-1)
     p = p * r + F(6.931472028550421e-1)
-    return where_less(x, _LOWEST, F(0.0), (p * r + F(1.0)) * power_of_two(n))
+    return where_less(x, _LOWEST, F(0.0), times_power_of_two(p * r + F(1.0), n))
 
 
 @njit(fastmath=FAST, forceinline=True)
@@ -130,7 +119,7 @@ def exp(x):
     p = p * r + F(4.1665795894e-2)
     p = p * r + F(1.6666665459e-1)
     p = p * r + F(5.0000001201e-1)
-    return (p * r * r + r + F(1.0)) * power_of_two(n)
+    return times_power_of_two(p * r * r + r + F(1.0), n)
 
 
 @intrinsic

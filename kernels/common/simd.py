@@ -23,10 +23,12 @@ from numba import types
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic, lower_builtin, type_callable
 
+from .cpu_features import AVX512
 from .simd_ir import (
     BYTES,
     FLOAT,
     FLOATS,
+    I8,
     I32,
     INTS,
     LANES,
@@ -93,10 +95,10 @@ def store(typingctx, p, i, vector):
 @intrinsic
 def prefetch(typingctx, p, i):
     """Ask for the cache line of p[i], which will be read soon; p[i] need not exist."""
-    element = element_of(p)
+    element_of(p)
 
     def codegen(context, builder, signature, args):
-        source = address(context, builder, p, *args, STORED[element])
+        source = address(context, builder, p, *args, I8)
         call(builder, "llvm.prefetch.p0", ir.VoidType(), source, I32(0), I32(2), I32(1))
         return context.get_dummy_value()
 
@@ -253,20 +255,26 @@ def rint(typingctx, a):
 
 
 @intrinsic
-def power_of_two(typingctx, n):
-    """2**n for integers n from -126 to 127. For NaN, any number."""
-    kind = vector_or_float("power_of_two", n)
+def times_power_of_two(typingctx, a, n):
+    """a * 2**n for integers n from -126 to 127. For NaN in n, any number."""
+    kind = vector_or_float("times_power_of_two", a, n)
+    if a != n:
+        raise NumbaTypeError(f"times_power_of_two takes two of a kind, not {a} and {n}")
 
     def codegen(context, builder, signature, args):
+        if kind == f32x16 and AVX512:  # one instruction instead of four
+            return call(builder, "llvm.x86.avx512.mask.scalef.ps.512", FLOATS, *args, args[0],
+                        ir.IntType(16)(-1), I32(4))
         # The low bits of n + 1.5 * 2**23 hold n; no cast to int, whose result for NaN is undefined.
-        x = builder.fadd(*alike(builder, [args[0], FLOAT(12582912.0)]))
-        ints = INTS if n == f32x16 else I32
+        x = builder.fadd(*alike(builder, [args[1], FLOAT(12582912.0)]))
+        ints = INTS if kind == f32x16 else I32
         bits = builder.bitcast(x, ints)
-        constant = (lambda value: ints([value] * LANES)) if n == f32x16 else ints
+        constant = (lambda value: ints([value] * LANES)) if kind == f32x16 else ints
         exponent = builder.shl(bits, constant(23))
-        return builder.bitcast(builder.add(exponent, constant(0x3F800000)), x.type)
+        power = builder.bitcast(builder.add(exponent, constant(0x3F800000)), x.type)
+        return builder.fmul(args[0], power)
 
-    return kind(n), codegen
+    return kind(a, n), codegen
 
 
 @intrinsic
@@ -314,6 +322,21 @@ def pack_pairs(typingctx, low, high):
 def pack_neighbours(typingctx, first, second):
     """Lane j is the pair of elements 2j, 2j + 1 of `first` and `second` in a row. Needs BF16."""
     return rounded_pairs("pack_neighbours", first, second, range(2 * LANES))
+
+
+# Threads
+
+
+@intrinsic
+def take_number(typingctx, numbers, i):
+    """numbers[i], of int64, which becomes one larger: no two threads take the same."""
+
+    def codegen(context, builder, signature, args):
+        data = context.make_array(numbers)(context, builder, args[0]).data
+        return builder.atomic_rmw("add", builder.gep(data, [args[1]]), ir.IntType(64)(1),
+                                  "monotonic")
+
+    return types.int64(numbers, types.intp), codegen
 
 
 # Operators

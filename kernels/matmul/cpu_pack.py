@@ -1,19 +1,18 @@
-"""Packing an operand of a product: its rows into panels, zeros where there are none.
+"""Packing an operand of a product, zeros where its rows or terms end.
 
 An operand has `rows` rows of K terms, and lies in memory along K, [rows, K], or across, [K, rows].
-A panel holds `width` rows word by word, so that the product reads it front to back:
+A word is one float32, or a pair of bfloat16 that are neighbours along K. The product reads
 
-    panel[t * width + r] = word t of row r
+    A row by row:                 target[r * words + t] = word t of row r
+    B in panels of `width` rows:  target[t * width + r] = word t of row r
 
-A word is one float32, or a pair of bfloat16 that are neighbours along K. Rows that lie along K are
-turned 16 x 16 words at a time; those that lie across are copied, or two of them zipped into pairs.
+so both are read in blocks of 16 x 16 words, which are turned where memory and target differ.
 """
 
 from numba import types
 from numba.extending import overload
 
 from ..common.cache import njit
-from ..common.cpu_math import pointer
 from ..common.simd import (
     LANES,
     load_first,
@@ -26,47 +25,59 @@ from ..common.simd import (
 
 
 @njit()
-def pack_strip(panels, width, source, along, rows, K, first, terms, pair, row, strip):
-    """Pack terms `first` to `first + terms` of `strip` rows from `row` on, some whole panels.
-
-    `source` is flat, of float32 or uint16, and panels of float32 or int32; `pair` is the number
-    of terms in a word. A strip should be a cache line or more, if its rows lie across.
-    """
-    words = (terms + pair - 1) // pair
-    if along:
-        for r in range(row, min(row + strip, rows), width):
-            pack_along(pointer(panels, r * words), width, pointer(source, r * K + first), K,
-                       rows - r, terms, pair)
-    else:
-        pack_across(pointer(panels, row * words), strip, width,
-                    pointer(source, first * rows + row), rows, rows - row, terms, pair)
-
-
-@njit()
-def pack_along(target, width, source, K, rows, terms, pair):
-    """One panel from `rows` rows that lie along, `K` elements apart."""
+def pack_rows(target, words, source, along, step, rows, terms, pair, wanted):
+    """`wanted` rows of A from `rows` rows that lie `step` elements apart (across: their terms)."""
     lines = registers_of(target, LANES)
-    words = (terms + pair - 1) // pair
-    for r in range(0, width, LANES):
-        for t in range(0, words, LANES):
-            for i in range(LANES):
-                left = terms - t * pair if r + i < min(width, rows) else 0
-                lines[i] = _neighbours(source, (r + i) * K + t * pair, left)
+    for block in range(_blocks(wanted) * _blocks(words)):
+        r, t = _place(block, along, wanted, words)
+        _read_block(lines, source, along, step, r, t, rows, terms, pair)
+        if not along:
             transpose(lines)
-            for i in range(LANES):
-                if t + i < words:
-                    store_first(target, (t + i) * width + r, lines[i], width - r)
+        for i in range(LANES):
+            if r + i < wanted:
+                store_first(target, (r + i) * words + t, lines[i], words - t)
 
 
 @njit()
-def pack_across(target, strip, width, source, step, rows, terms, pair):
-    """A strip of panels, those of them that have rows; `step` elements lie between two terms."""
-    words = (terms + pair - 1) // pair
-    for t in range(words):
-        for row in range(0, min(strip, rows), width):
-            for r in range(row, row + width, LANES):
-                line = _columns(source, t * pair * step + r, step, rows - r, terms - t * pair)
-                store_first(target, row * words + t * width + r - row, line, row + width - r)
+def pack_panels(target, words, source, along, step, rows, terms, pair, width, wanted):
+    """`wanted` rows, whole panels of B of a `width` of whole vectors, from `rows` as above."""
+    lines = registers_of(target, LANES)
+    for block in range(_blocks(wanted) * _blocks(words)):
+        r, t = _place(block, along, wanted, words)
+        _read_block(lines, source, along, step, r, t, rows, terms, pair)
+        if along:
+            transpose(lines)
+        panel = r // width
+        start = panel * width * words + r - panel * width
+        for i in range(LANES):
+            if t + i < words:
+                store_first(target, start + (t + i) * width, lines[i], LANES)
+
+
+@njit(forceinline=True)
+def _blocks(size):
+    return (size + LANES - 1) // LANES
+
+
+@njit(forceinline=True)
+def _place(block, along, rows, words):
+    """Row and word of a block, in the order of memory: a stretch of it comes with a page."""
+    inner = _blocks(words) if along else _blocks(rows)
+    outer = block // inner
+    inner = block - outer * inner
+    return (outer * LANES, inner * LANES) if along else (inner * LANES, outer * LANES)
+
+
+@njit(forceinline=True)
+def _read_block(lines, source, along, step, r, t, rows, terms, pair):
+    """Rows r to r + 15 of words t to t + 15; of an operand that lies across, one word in a line."""
+    for i in range(LANES):
+        if along:
+            left = terms - t * pair if r + i < rows else 0
+            lines[i] = _neighbours(source, (r + i) * step + t * pair, left)
+        else:
+            term = (t + i) * pair
+            lines[i] = _columns(source, term * step + r, step, rows - r, terms - term)
 
 
 def _neighbours(source, at, left):
@@ -88,5 +99,5 @@ def _columns(source, at, step, rows, left):
 def _(source, at, step, rows, left):
     if source.dtype == types.uint16:
         return lambda source, at, step, rows, left: load_zipped(
-            source, at, rows, at + step, rows if left > 1 else 0)
-    return lambda source, at, step, rows, left: load_first(source, at, rows)
+            source, at, rows if left > 0 else 0, at + step, rows if left > 1 else 0)
+    return lambda source, at, step, rows, left: load_first(source, at, rows if left > 0 else 0)

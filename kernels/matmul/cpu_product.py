@@ -1,45 +1,69 @@
 """The product of two matrices in vectors, on the threads of Numba: C = A·B, or C += A·B.
 
-    for DEPTH words of the terms at a time:
-        pack A into panels of ROWS rows, and B into panels of COLUMNS columns     (cpu_pack)
-        for each panel of B, for each panel of A: a tile of C, sums in registers
+    for DEPTH words of the terms at a time, for each task, a group of columns with a part of A:
+        pack the columns into panels as wide as a tile of sums                       (cpu_pack)
+        for each tile's rows of A, packed row by row unless they lie so:
+            for each panel: a tile of C, sums in registers                           (cpu_tile)
 
 A word is one term in float32 and two in bfloat16, whose products are summed in float32 all the
 same. A tile of 8 x 48 sums fills 24 of the 32 registers of AVX-512, and one of 6 x 16 fills 12 of
-the 16 that AVX2 has; at the right edge of C it is as narrow as what is left. What follows a
-product, bias, GELU or a residual stream, is done while the tile is in the cache.
+the 16 that AVX2 has; at the right edge of C it is as narrow as what is left. Pairs of bfloat16 in a
+matrix unit have tiles of 32 x 32. What follows a product, bias, GELU or a residual stream, is done
+while the tile is in the cache.
 
-Each element of C is the sum, in order, of the sums over DEPTH words: its bits depend neither on
-the number of threads nor on the tasks that they were given. An A of float32 that lies across, with
-whole panels, is not packed: a panel's ROWS neighbours are read where they are, which makes weight
-gradients 4 to 25 % faster. Scratch, kept for each calling thread: both operands of DEPTH words, 20
-MB for the head of andrea-120m; and C in float32 where C itself is bfloat16 and has more terms.
+Each thread packs what it multiplies, so panels never leave its cache: with all of B packed before,
+products took 7 % longer, and weight gradients, all of A packed too, 15 % (Emerald Rapids, 1024 rows
+and widths of 768 and 3072). A thread takes the next task when it is done with one, so that a slower
+core has fewer. Each element of C is the sum, in order, of the sums over DEPTH words: its bits
+depend neither on the number of threads nor on the tasks. Scratch, kept for each calling thread: 1
+MB a thread; and C in float32 where C itself is bfloat16 and has more terms.
 """
+
+import functools
 
 import numpy as np
 from numba import get_num_threads, prange
 
 from ..common.cache import njit
-from ..common.cpu_features import RUNG
+from ..common.cpu_features import RUNG, TILES
 from ..common.cpu_math import F, flat, pointer, stack_array, words
-from ..common.cpu_tile import make_add_products, scratch, word_of
-from ..common.simd import LANES, broadcast, load, load_first, store_first
+from ..common.cpu_tile import (
+    begin_tiles,
+    end_tiles,
+    make_add_products,
+    scratch,
+    tile_shape,
+    word_of,
+)
+from ..common.simd import (
+    LANES,
+    broadcast,
+    load,
+    load_first,
+    store_first,
+    take_number,
+)
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
-from .cpu_pack import pack_strip
+from .cpu_pack import pack_panels, pack_rows
 
 ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
 COLUMNS = VECTORS * LANES
+SHAPES = {pair: tile_shape(pair, ROWS, COLUMNS) for pair in (1, 2)}
 DEPTH = 512
-PLAIN, GELU, RESIDUAL, SLOPE = range(4)  # what follows the sum, see `_finish`
-A_STRIP = 8  # panels of A that are packed at the same time
-MOST_PANELS = 32  # of A, half a megabyte
-_TILE = ROWS * COLUMNS
+PLAIN, GELU, RESIDUAL, SLOPE, SUMS = range(5)  # what follows the sum, see `_finish`
+CACHED = 3 << 16  # words of B's panels, 768 KB, that all rows of a part of A meet
+PACKED_ROWS = 48  # of A that are packed at a time, about: whole vectors
+# The cost of packing a row, by terms in a word, as a part of the products of a tile.
+PACKING = {1: 0.05, 2: 0.1 if TILES else 0.05}
+MOST_PARTS = 16
+_TILE = max(rows * columns for rows, columns, _ in SHAPES.values())
 _NONE = np.empty(0, np.float32)
 
 # Tiles whose columns are in so many vectors, for the right edge of C.
 _sum_tile, _sum_narrow_tile, _sum_single_tile = (
-    make_add_products(ROWS, vectors, COLUMNS) for vectors in (VECTORS, max(1, VECTORS - 1), 1))
+    make_add_products(ROWS, vectors, COLUMNS, SHAPES[2][1])
+    for vectors in (VECTORS, max(1, VECTORS - 1), 1))
 
 
 def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
@@ -82,76 +106,137 @@ def _epilogue_arrays(c, pre_gelu, bias, residual):
 def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
     (M, N), K = c.shape, a.shape[a_along]
     word, pair = word_of(a)
+    rows, columns, step = SHAPES[pair]
     blocks = -(-K // (DEPTH * pair))
     depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     a, b = flat(words(a)), flat(words(b))
-    in_place = not a_along and pair == 1 and M % ROWS == 0
-    for_a = 0 if in_place else -(-M // ROWS) * ROWS * depth
-    panels = scratch("a", word, for_a + -(-N // COLUMNS) * COLUMNS * depth)
+    in_place = a_along and M % rows == 0 and K % (pair * step) == 0
+    threads = get_num_threads()
+    group, splits = _tasks(-(-M // rows), -(-N // columns), max(1, CACHED // (columns * depth)),
+                           0 if in_place else rows * PACKING[pair], columns * PACKING[pair],
+                           threads)
+    together = 1 if in_place else max(1, PACKED_ROWS // rows)
+    panels = scratch("a", word, threads * (group * columns + together * rows) * depth)
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
-            pair, depth, epilogue, fresh, a if in_place else panels[:for_a], panels[for_a:],
-            in_place, get_num_threads())
+            pair, depth, epilogue, fresh, a.view(word) if in_place else panels, panels, in_place,
+            rows, columns, step, group, splits, together, threads, np.zeros(blocks, np.int64))
+
+
+@functools.lru_cache(maxsize=1024)
+def _tasks(down: int, across: int, most: int, a_cost: float, b_cost: float,
+           threads: int) -> tuple[int, int]:
+    """Panels of B in a group, at most `most`, and parts of A's rows: a task is a group with a part.
+
+    A task packs its panels and rows, at so many products of a tile each; half a task is lost when
+    the threads do not end together.
+    """
+    def cost(choice: tuple[int, int]) -> float:
+        group, splits = choice
+        rows = -(-down // splits)
+        tasks = -(-across // group) * splits
+        task = group * rows + rows * a_cost + group * b_cost
+        return task * (-(-tasks // threads) + 0.5)
+
+    return min(((group, splits) for group in range(1, min(most, across) + 1)
+                for splits in range(1, min(down, MOST_PARTS) + 1)), key=cost)
 
 
 @njit(parallel=True)
 def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
-            epilogue, fresh, a_panels, b_panels, in_place, threads):
+            epilogue, fresh, a_rows, panels, in_place, tile_rows, tile_columns, step, group, splits,
+            together, threads, taken):
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
-    rows = (M + ROWS - 1) // ROWS
-    columns = (N + COLUMNS - 1) // COLUMNS
-    high = min(MOST_PANELS, (rows + threads - 1) // threads)
-    a_strips = 0 if in_place else (rows + A_STRIP - 1) // A_STRIP
+    down = (M + tile_rows - 1) // tile_rows
+    across = (N + tile_columns - 1) // tile_columns
+    tasks = (across + group - 1) // group * splits
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
-        words = (terms + pair - 1) // pair
-        for strip in prange(a_strips + columns):
-            if strip < a_strips:
-                pack_strip(a_panels, ROWS, a, a_along, M, K, first, terms, pair,
-                           strip * A_STRIP * ROWS, A_STRIP * ROWS)
-            else:
-                pack_strip(b_panels, COLUMNS, b, b_along, N, K, first, terms, pair,
-                           (strip - a_strips) * COLUMNS, COLUMNS)
-        # Where A begins, and how far apart its panels and the words of a row are.
-        start, panel, step = (first * M, ROWS, M) if in_place else (0, ROWS * words, ROWS)
+        words = ((terms + pair - 1) // pair + step - 1) // step * step
+        last = first + terms == K
+        a_row = K // pair if in_place else words
         for worker in prange(threads):
+            begin_tiles(panels)
             tile = stack_array(_TILE)
-            first_tile = worker * rows * columns // threads
-            for t in range(first_tile, (worker + 1) * rows * columns // threads):
-                # Down `high` panels of A, which stay in the cache, for each panel of B in turn.
-                top = t // (high * columns) * high
-                within = t - top * columns
-                height = min(high, rows - top)
-                j = within // height
-                i = top + within - j * height
-                p = pointer(a_panels, start + i * panel)
-                q = pointer(b_panels, j * COLUMNS * words)
-                if N - j * COLUMNS > COLUMNS - LANES:
-                    _sum_tile(tile, COLUMNS, p, 1, step, q, words, True)
-                elif N - j * COLUMNS > LANES:
-                    _sum_narrow_tile(tile, COLUMNS, p, 1, step, q, words, True)
-                else:
-                    _sum_single_tile(tile, COLUMNS, p, 1, step, q, words, True)
-                _finish(c, pre_gelu, bias, residual, sums, tile, i * ROWS, j * COLUMNS, M, N,
-                        epilogue, fresh and first == 0, first + terms == K)
+            b_panels = pointer(panels, worker * (panels.size // threads))
+            a_packed = pointer(b_panels, group * tile_columns * depth)
+            task = take_number(taken, first // (depth * pair))
+            while task < tasks:
+                part = task // splits
+                split = task - part * splits
+                left = part * group * tile_columns
+                count = min(group, across - part * group)
+                pack_panels(b_panels, words,
+                            pointer(b, left * K + first if b_along else first * N + left), b_along,
+                            K if b_along else N, N - left, terms, pair, tile_columns,
+                            count * tile_columns)
+                top, end = split * down // splits, (split + 1) * down // splits
+                for i in range(top, end):
+                    row = i * tile_rows
+                    if not in_place and (i - top) % together == 0:
+                        pack_rows(a_packed, words,
+                                  pointer(a, row * K + first if a_along else first * M + row),
+                                  a_along, K if a_along else M, M - row, terms, pair,
+                                  min(together, end - i) * tile_rows)
+                    a_tile = (pointer(a_rows, first // pair + row * a_row) if in_place
+                              else pointer(a_packed, (i - top) % together * tile_rows * words))
+                    for p in range(count):
+                        column = left + p * tile_columns
+                        b_panel = pointer(b_panels, p * tile_columns * words)
+                        if N - column > tile_columns - LANES:
+                            _sum_tile(tile, tile_columns, a_tile, a_row, b_panel, words, True)
+                        elif N - column > LANES:
+                            _sum_narrow_tile(tile, tile_columns, a_tile, a_row, b_panel, words,
+                                             True)
+                        else:
+                            _sum_single_tile(tile, tile_columns, a_tile, a_row, b_panel, words,
+                                             True)
+                        _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns,
+                                row, column, M, N, epilogue if last else SUMS,
+                                fresh and first == 0)
+                task = take_number(taken, first // (depth * pair))
+            end_tiles(panels)
 
 
 @njit()
-def _finish(c, pre_gelu, bias, residual, sums, tile, row, column, M, N, epilogue, fresh, last):
-    """Add a tile to the sums so far; if it is the last, write C with what follows the product.
+def _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns, row, column, M, N,
+            epilogue, fresh):
+    """Add a tile to the sums so far, and write those, or C with what follows the product.
 
     GELU: the sum goes to pre_gelu, its GELU to C; RESIDUAL: another array is added; SLOPE: times
-    GELU'(pre_gelu).
+    GELU'(pre_gelu). One loop for each: choosing in a loop for all took as long as 8 % of products.
     """
-    for j in range(0, min(COLUMNS, N - column), LANES):
-        count = N - column - j
-        offset = load_first(bias, column + j, count) if bias.size > 0 else broadcast(F(0.0))
-        for i in range(min(ROWS, M - row)):
+    rows, columns = min(tile_rows, M - row), min(tile_columns, N - column)
+    if epilogue == SUMS:
+        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
+                   columns, N, fresh, SUMS)
+    elif epilogue == GELU:
+        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
+                   columns, N, fresh, GELU)
+    elif epilogue == RESIDUAL:
+        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
+                   columns, N, fresh, RESIDUAL)
+    elif epilogue == SLOPE:
+        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
+                   columns, N, fresh, SLOPE)
+    else:
+        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
+                   columns, N, fresh, PLAIN)
+
+
+@njit(forceinline=True)
+def _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows, columns,
+               N, fresh, epilogue):
+    for j in range(0, columns, LANES):
+        count = columns - j
+        offset = (load_first(bias, column + j, count) if bias.size > 0 and epilogue != SUMS
+                  else broadcast(F(0.0)))
+        for i in range(rows):
             at = (row + i) * N + column + j
-            value = load(tile, i * COLUMNS + j)
+            value = load(tile, i * tile_columns + j)
             if not fresh:
                 value = value + load_first(sums, at, count)
-            if not last:
+            if epilogue == SUMS:
                 store_first(sums, at, value, count)
                 continue
             value = value + offset
@@ -168,5 +253,5 @@ def _finish(c, pre_gelu, bias, residual, sums, tile, row, column, M, N, epilogue
 @njit()
 def _finish_row(c, pre_gelu, bias, residual, sums, N, epilogue):
     for column in range(0, N, COLUMNS):
-        _finish(c, pre_gelu, bias, residual, sums, pointer(sums, column), 0, column, 1, N,
-                epilogue, True, True)
+        _finish(c, pre_gelu, bias, residual, sums, pointer(sums, column), 1, COLUMNS, 0, column, 1,
+                N, epilogue, True)

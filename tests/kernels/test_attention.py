@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from helpers import guarded_scratch
 
-from kernels.attention import cpu_blas, cpu_vector
+from kernels.attention import cpu_blas, cpu_vector, cpu_vector_backward
 from kernels.common.cpu_features import VECTORS
 from kernels.common.spec import cases_of
 from kernels.common.verify import verify
@@ -131,11 +131,12 @@ def test_decoding_with_the_cache_equals_full_attention(attention, prompt):
 
 
 @pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
-@pytest.mark.parametrize("name", ["forward", "backward"])
-def test_scratch_is_not_read_or_written_beyond_its_end(name, monkeypatch):
-    with guarded_scratch(monkeypatch, cpu_vector):
+@pytest.mark.parametrize(("name", "module"),
+                         [("forward", cpu_vector), ("backward", cpu_vector_backward)])
+def test_scratch_is_not_read_or_written_beyond_its_end(name, module, monkeypatch):
+    with guarded_scratch(monkeypatch, module):
         for case in cases_of(load_spec("attention"), name, "cpu"):
-            assert verify("attention", name, case, getattr(cpu_vector, name)) == []
+            assert verify("attention", name, case, getattr(module, name)) == []
 
 
 @pytest.mark.parametrize("name", ["forward", "backward"])

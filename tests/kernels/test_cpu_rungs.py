@@ -11,8 +11,10 @@ from kernels.common import cpu_features
 
 TESTS = Path(__file__).resolve().parent
 AVX2 = ("+sse3,+ssse3,+sse4.1,+sse4.2,+popcnt,+cx16,+avx,+avx2,+fma,+f16c,+bmi,+bmi2,+lzcnt,+movbe")
+AVX512 = f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"
 TARGETS = {  # Numba's name of the processor, and its features
-    "avx512": ("skylake-avx512", f"{AVX2},+avx512f,+avx512bw,+avx512cd,+avx512dq,+avx512vl"),
+    "avx512bf16": ("cooperlake", f"{AVX512},+avx512vnni,+avx512bf16"),
+    "avx512": ("skylake-avx512", AVX512),
     "avx2": ("haswell", AVX2),
     "plain": ("generic", ""),
 }

@@ -3,6 +3,7 @@
 import ml_dtypes
 import numpy as np
 import pytest
+from numba import prange
 
 from kernels.common import cpu_features, simd
 from kernels.common.cache import njit
@@ -226,3 +227,26 @@ def test_the_ladder():
              "+avx512f,+avx512bw,+avx512dq,+avx512vl,+avx512bf16": "avx512bf16"}
     for features, rung in rungs.items():
         assert cpu_features.rung_of(features) == rung
+
+
+@pytest.mark.parametrize("permitted", [True, False])
+def test_tiles_need_the_permission_of_the_system(permitted, monkeypatch):
+    monkeypatch.setattr(cpu_features, "_tiles_permitted", lambda: permitted)
+    features = ",".join(f"+{feature}" for feature in cpu_features.RUNGS["amx"])
+    assert cpu_features.rung_of(features) == ("amx" if permitted else "avx512bf16")
+
+
+@njit(parallel=True)
+def _take(counts, numbers):
+    for _ in prange(8):
+        while True:
+            number = simd.take_number(numbers, 1)
+            if number >= counts.size:
+                break
+            counts[number] += 1
+
+
+def test_each_number_is_taken_once():
+    counts, numbers = np.zeros(10_000, np.int64), np.zeros(3, np.int64)
+    _take(counts, numbers)
+    assert (counts == 1).all() and numbers.tolist() == [0, counts.size + 8, 0]
