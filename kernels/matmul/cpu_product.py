@@ -114,7 +114,7 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     in_place = a_along and M % rows == 0 and K % (pair * step) == 0
     threads = get_num_threads()
     group, splits = _tasks(-(-M // rows), -(-N // columns), max(1, CACHED // (columns * depth)),
-                           0 if in_place else rows * PACKING[pair], columns * PACKING[pair],
+                           rows * PACKING[pair] / (1 + in_place), columns * PACKING[pair],
                            threads)
     together = 1 if in_place else max(1, PACKED_ROWS // rows)
     panels = scratch("a", word, threads * (group * columns + together * rows) * depth)
@@ -128,8 +128,8 @@ def _tasks(down: int, across: int, most: int, a_cost: float, b_cost: float,
            threads: int) -> tuple[int, int]:
     """Panels of B in a group, at most `most`, and parts of A's rows: a task is a group with a part.
 
-    A task packs its panels and rows, at so many products of a tile each; half a task is lost when
-    the threads do not end together.
+    A task packs its panels and rows, at so many products of a tile each, and half as many to fetch
+    rows that are not packed; half a task is lost when the threads do not end together.
     """
     def cost(choice: tuple[int, int]) -> float:
         group, splits = choice
