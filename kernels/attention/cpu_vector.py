@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numba import get_num_threads, prange
-from numba.extending import register_jitable
 
 from ..common.cache import njit
 from ..common.cpu_features import RUNG
@@ -25,6 +24,7 @@ from ..common.cpu_tile import (
     make_add_products,
     scratch,
     tile_shape,
+    up,
     word_of,
 )
 from ..common.simd import (
@@ -91,12 +91,6 @@ def forward(out, lse, qkv) -> None:
              scratch("a", word, sizes.threads * sizes.queries * sizes.word_width),
              scratch("b", word, together * packed), scores, probabilities,
              np.zeros(-(-sizes.tasks // together), np.int64))
-
-
-@register_jitable
-def up(size: int, step: int) -> int:
-    """`size` up to a multiple of `step`."""
-    return (size + step - 1) // step * step
 
 
 def sizes_of(lse, qkv) -> tuple[type, Sizes]:

@@ -16,7 +16,7 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_math import FAST, FAST_SUM, F, exp2, flat, pointer, words
-from ..common.cpu_tile import begin_tiles, end_tiles, make_add_products, scratch
+from ..common.cpu_tile import begin_tiles, end_tiles, make_add_products, scratch, up
 from ..common.simd import (
     LANES,
     broadcast,
@@ -44,7 +44,6 @@ from .cpu_vector import (
     pack_down,
     row_of,
     sizes_of,
-    up,
     words_of,
 )
 from .cpu_words import store_across, store_along

@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 from numba import types
-from numba.extending import overload
+from numba.extending import overload, register_jitable
 
 from . import amx
 from .cpu_features import TILES
@@ -104,6 +104,12 @@ def tile_shape(pair: int, rows: int, columns: int) -> tuple[int, int, int]:
     """Rows and columns of a tile, and words of which there must be a multiple, for words of `pair`
     terms; `rows` and `columns` in vectors."""
     return (2 * amx.ROWS, 2 * amx.WORDS, amx.WORDS) if TILES and pair == 2 else (rows, columns, 1)
+
+
+@register_jitable
+def up(size: int, step: int) -> int:
+    """`size` up to a multiple of `step`."""
+    return (size + step - 1) // step * step
 
 
 def begin_tiles(operand):

@@ -33,6 +33,7 @@ from ..common.cpu_tile import (
     make_add_products,
     scratch,
     tile_shape,
+    up,
     word_of,
 )
 from ..common.simd import (
@@ -108,7 +109,7 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     word, pair = word_of(a)
     rows, columns, step = SHAPES[pair]
     blocks = -(-K // (DEPTH * pair))
-    depth = -(-K // (blocks * pair * LANES)) * LANES  # blocks of one length, in whole vectors
+    depth = up(-(-K // (blocks * pair)), LANES)  # blocks of one length, in whole vectors
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     a, b = flat(words(a)), flat(words(b))
     in_place = a_along and M % rows == 0 and K % (pair * step) == 0
@@ -152,7 +153,7 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
     tasks = (across + group - 1) // group * splits
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
-        words = ((terms + pair - 1) // pair + step - 1) // step * step
+        words = up((terms + pair - 1) // pair, step)
         last = first + terms == K
         a_row = K // pair if in_place else words
         for worker in prange(threads):
@@ -204,29 +205,9 @@ def _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns, ro
     """Add a tile to the sums so far, and write those, or C with what follows the product.
 
     GELU: the sum goes to pre_gelu, its GELU to C; RESIDUAL: another array is added; SLOPE: times
-    GELU'(pre_gelu). One loop for each: choosing in a loop for all took as long as 8 % of products.
+    GELU'(pre_gelu).
     """
     rows, columns = min(tile_rows, M - row), min(tile_columns, N - column)
-    if epilogue == SUMS:
-        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
-                   columns, N, fresh, SUMS)
-    elif epilogue == GELU:
-        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
-                   columns, N, fresh, GELU)
-    elif epilogue == RESIDUAL:
-        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
-                   columns, N, fresh, RESIDUAL)
-    elif epilogue == SLOPE:
-        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
-                   columns, N, fresh, SLOPE)
-    else:
-        _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows,
-                   columns, N, fresh, PLAIN)
-
-
-@njit(forceinline=True)
-def _finish_as(c, pre_gelu, bias, residual, sums, tile, tile_columns, row, column, rows, columns,
-               N, fresh, epilogue):
     for j in range(0, columns, LANES):
         count = columns - j
         offset = (load_first(bias, column + j, count) if bias.size > 0 and epilogue != SUMS
