@@ -163,6 +163,31 @@ print(*sorted({function.linkage.name for function in functions}))
     assert out == "external internal"
 
 
+def test_kernel_is_compiled_with_a_helper_from_the_disk(package: Path) -> None:
+    (package / "pkg" / "kernel.py").write_text("""
+import numba
+from .common.cache import njit
+
+@njit()
+def helper(x):
+    return 2 * x
+
+@njit(parallel=True)
+def kernel(x):
+    for i in numba.prange(x.size):
+        x[i] = helper(x[i])
+""")
+    assert run(package, "from pkg.kernel import helper; print(helper(1.5))")[0] == "3.0"
+    out, _ = run(package, """
+import numpy as np
+from pkg.kernel import helper, kernel
+x = np.ones(3)
+kernel(x)
+print(*x, helper(x[0]), sum(helper.stats.cache_hits.values()))
+""")
+    assert out == "2.0 2.0 2.0 4.0 1"
+
+
 @pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
 def test_read_only_folder_runs_with_one_notice(package: Path) -> None:
     folder = package / "cache"

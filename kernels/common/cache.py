@@ -73,7 +73,41 @@ class _Library(codegen.JITCodeLibrary):
         super()._finalize_final_module()
 
 
+class _Part(codegen.JITCodeLibrary):
+    """What Numba compiles on the way, as the body of a `prange` and the wrappers around that.
+
+    Only the copy in its caller's library is optimised and becomes machine code, once for all of
+    them: 24 instead of 30 seconds for the kernels of training. It is made to run by itself if
+    anyone asks for its address.
+    """
+
+    _runs = False
+
+    def _optimize_final_module(self):
+        pass
+
+    def _finalize_final_module(self):
+        self._finalize_dynamic_globals()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name):
+        self._ensure_finalized()
+        if not self._runs:
+            self._runs = True
+            super()._optimize_final_module()
+            super()._finalize_final_module()
+        return super().get_pointer_to_function(name)
+
+
 class _Compiler(compiler.Compiler):
+    def _compile_core(self):
+        target = self.state.targetctx.codegen()
+        usual, target._library_class = target._library_class, _Part
+        try:
+            return super()._compile_core()
+        finally:
+            target._library_class = usual
+
     def define_pipelines(self):
         state = self.state
         state.library = _Library(state.targetctx.codegen(), state.func_id.func_qualname)
