@@ -22,17 +22,12 @@ def _(p, i, first, second):
     return as_they_are
 
 
-def store_across(p, i, row, upper, lower):
-    """Two terms of 16 rows of words from i on, side by side; in float32 `row` apart."""
+def store_across(p, i, upper, lower):
+    """Two terms of 16 rows from i on, as words; words of one term lie as `store_along` does it."""
 
 
 @overload(store_across, jit_options={"forceinline": True})
-def _(p, i, row, upper, lower):
+def _(p, i, upper, lower):
     if p.dtype == types.int32:
-        return lambda p, i, row, upper, lower: store(p, i, pack_pairs(upper, lower))
-
-    def as_they_are(p, i, row, upper, lower):
-        store(p, i, upper)
-        store(p, i + row, lower)
-
-    return as_they_are
+        return lambda p, i, upper, lower: store(p, i, pack_pairs(upper, lower))
+    return lambda p, i, upper, lower: None
