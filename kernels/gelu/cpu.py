@@ -8,7 +8,7 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_math import BLOCK, FAST, F, exp, flat
-from ..common.simd import where_less
+from ..common.simd import reciprocal, where_less
 from .oracle import TAIL
 
 _C = F(-2.0 * math.sqrt(2.0 / math.pi))  # -2u = v * (_C + _C3 * v^2)
@@ -29,14 +29,14 @@ def backward(dx, dy, x) -> None:
 @njit(fastmath=FAST, forceinline=True)
 def gelu(v):
     """GELU of a float32, or of each lane of a vector."""
-    return where_less(v, _LEFT, F(0.0), v / (F(1.0) + exp(v * (_C + _C3 * (v * v)))))
+    return where_less(v, _LEFT, F(0.0), v * reciprocal(F(1.0) + exp(v * (_C + _C3 * (v * v)))))
 
 
 @njit(fastmath=FAST, forceinline=True)
 def gelu_slope(v):
     """GELU' of a float32, or of each lane of a vector."""
     e = exp(v * (_C + _C3 * (v * v)))
-    s = F(1.0) / (F(1.0) + e)
+    s = reciprocal(F(1.0) + e)
     # s (1 - s) d(2u)/dv, with 1 - s = e s free of cancellation
     slope = (e * s) * s * (v * (-_C - F(3.0) * _C3 * (v * v)))
     s = where_less(_RIGHT, v, F(1.0), s + slope)  # beyond, slope overflows

@@ -107,6 +107,27 @@ def test_exponentials_of_vectors(function, reference, low, high):
 
 
 @njit()
+def _reciprocal(a, b, c):
+    return simd.reciprocal(a)
+
+
+@njit()
+def _reciprocal_of_number(x):
+    return simd.reciprocal(x)
+
+
+def test_reciprocals():
+    run = of_vectors(_reciprocal)
+    for x in np.geomspace(2.0**-126, 2.0**126, 16 * 500, dtype=np.float32).reshape(-1, 16):
+        x[::2] *= -1
+        exact = 1 / x.astype(np.float64)
+        assert (np.abs(run(x) - exact) <= 2e-7 * np.abs(exact)).all()
+    x[3] = np.nan
+    assert np.isnan(run(x)[3]) and np.isfinite(np.delete(run(x), 3)).all()
+    assert _reciprocal_of_number(F(3)) == F(1) / F(3)
+
+
+@njit()
 def _copy(target, source, at, count):
     simd.store_first(target, at, simd.load_first(source, at, count), count)
 
