@@ -12,8 +12,8 @@ formula is written once for vectors and for plain loops: see cpu_math.
 
 `p` is a flat C-contiguous array or a `pointer` into one, of float32, of int32, or of uint16: the
 bits of bfloat16, converted on the way to and from float32 lanes. int8 becomes float32 when it is
-loaded, and is not stored. No bounds are checked. Every function needs cpu_features.VECTORS; those
-that say so need cpu_features.BF16.
+loaded, and is not stored. No bounds are checked. Every function but `prefetch` needs
+cpu_features.VECTORS; those that say so need cpu_features.BF16.
 """
 
 import operator

@@ -3,12 +3,14 @@
 Rows of the stored matrix lie along K, so that each output is one stream of weights times x; every
 weight is read once for all rows of x. As int8 a row has one scale, its largest magnitude / 127.
 A sum has one order, whatever the number of rows of x and of threads: samples that are generated
-together are what they are alone. A k-step of 8 rows takes as long as four of one row, so the next
-weights are asked for ahead: without that 31 cycles for 16 weights of float32 in memory, with it 13.
-In the cache 8 rows run at 0.92 of one multiply-add of 16 lanes a cycle, of any kind of weights: the
-conversion of int8 and bfloat16 hides behind it.
+together are what they are alone. The next weights are asked for ahead: a processor looks no further
+than a page, 4 to 5 rows of int8. Without that, one row of x reads int8 at 15 GB/s and bfloat16 at
+14, with it at 32 and 20 (Emerald Rapids), and 8 rows take 31 cycles for 16 weights of float32, with
+it 13 (Zen 4; there 8 rows in the cache run at 0.92 of one multiply-add of 16 lanes a cycle, of any
+kind of weights: the conversion of int8 and bfloat16 hides behind it).
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -26,11 +28,9 @@ from . import cpu_blas, cpu_product
 KINDS = {"fp32": np.dtype(np.float32), "bf16": BFLOAT16, "int8": np.dtype(np.int8)}
 TASK = 32  # rows of weights
 FEW = 32  # rows of x; more are multiplied with a float32 copy of the matrix
-# Rows of x and of weights whose sums are in registers, in two vectors each.
+# Rows of x, of several, and of weights whose sums are in registers.
 SAMPLES, LINES = (2, 1) if RUNG == "avx2" else (4, 2)
 AHEAD = 6144  # bytes of weights, about, between what is asked for and what is multiplied
-_SUMS = SAMPLES * LINES * 2
-_LINES = LINES * 2
 _NO_ROWS, _NOTHING = np.empty((0, 0), np.float32), np.empty(0, np.float32)
 
 _products = cpu_product if VECTORS else cpu_blas
@@ -95,7 +95,10 @@ def _few_rows(y, pre_gelu, x, values, scales, bias, residual, together, both):
     for task in prange((y.shape[1] + TASK - 1) // TASK):
         first = task * TASK
         last = min(first + TASK, y.shape[1])
-        _dots(sums, first, last, packed, together, values)
+        if together == 1:
+            _dots_of_one(sums, first, last, packed, values)
+        else:
+            _dots_of_some(sums, first, last, packed, values)
         _finish(y, pre_gelu, sums, scales, bias, residual, first, last)
 
 
@@ -140,61 +143,68 @@ def _interleave(packed, x, width, together):
                 target[i] = x[m, k + i] if m < x.shape[0] and k + i < x.shape[1] else F(0.0)
 
 
-def _dots_in_vectors(sums, first, last, x, together, values):
-    """sums[m, n] = x[m]·values[n] for all rows m, and n from `first` to `last`; x interleaved."""
-    rows, K = sums.shape[0], values.shape[1]
-    p = pointer(values, 0)
-    if together == 1:
-        for n in range(first, last):
-            a = broadcast(F(0.0))
-            b = broadcast(F(0.0))
-            for k in range(n * K, (n + 1) * K, 2 * LANES):
-                a = multiply_add(a, load(p, k), load(x, k - n * K))
-                b = multiply_add(b, load(p, k + LANES), load(x, k + LANES - n * K))
-            sums[0, n] = sum_lanes(a + b)
-        return
-    ahead = LINES * K * max(1, AHEAD // (LINES * K * values.itemsize))
-    for n in range(first, last, LINES):
-        for m in range(0, rows, SAMPLES):
-            total = registers(_SUMS)
-            line = registers(_LINES)
-            for i in range(_SUMS):
-                total[i] = broadcast(F(0.0))
-            for k in range(0, K, 2 * LANES):
-                for i in range(LINES):
-                    at = min(n + i, last - 1) * K + k
-                    line[2 * i] = load(p, at)
-                    line[2 * i + 1] = load(p, at + LANES)
-                    prefetch(p, at + ahead)
-                    prefetch(p, at + ahead + LANES)
-                for j in range(SAMPLES):
-                    at = m * K + k * SAMPLES + j * LANES
-                    a = load(x, at)
-                    b = load(x, at + SAMPLES * LANES)
+def _dots_in_vectors(samples: int) -> Callable:
+    """sums[m, n] = x[m]·values[n] for all rows m, and n from `first` to `last`; x interleaved.
+
+    So many rows of x and LINES of weights have their sums in registers, in two vectors each.
+    """
+    count, halves = samples * LINES * 2, LINES * 2
+
+    @njit(fastmath=FAST_SUM)
+    def dots(sums, first, last, x, values):
+        rows, K = sums.shape[0], values.shape[1]
+        p = pointer(values, 0)
+        ahead = LINES * K * max(1, AHEAD // (LINES * K * values.itemsize))
+        for n in range(first, last, LINES):
+            for m in range(0, rows, samples):
+                total = registers(count)
+                line = registers(halves)
+                for i in range(count):
+                    total[i] = broadcast(F(0.0))
+                for k in range(0, K, 2 * LANES):
+                    for i in range(LINES):
+                        at = min(n + i, last - 1) * K + k
+                        line[2 * i] = load(p, at)
+                        line[2 * i + 1] = load(p, at + LANES)
+                        prefetch(p, at + ahead)
+                        if values.itemsize == 4:  # a vector is a line
+                            prefetch(p, at + ahead + LANES)
+                    for j in range(samples):
+                        at = m * K + k * samples + j * LANES
+                        a = load(x, at)
+                        b = load(x, at + samples * LANES)
+                        for i in range(LINES):
+                            t = 2 * (j * LINES + i)
+                            total[t] = multiply_add(total[t], line[2 * i], a)
+                            total[t + 1] = multiply_add(total[t + 1], line[2 * i + 1], b)
+                for j in range(samples):
                     for i in range(LINES):
                         t = 2 * (j * LINES + i)
-                        total[t] = multiply_add(total[t], line[2 * i], a)
-                        total[t + 1] = multiply_add(total[t + 1], line[2 * i + 1], b)
-            for j in range(SAMPLES):
-                for i in range(LINES):
-                    t = 2 * (j * LINES + i)
-                    sums[m + j, min(n + i, last - 1)] = sum_lanes(total[t] + total[t + 1])
+                        sums[m + j, min(n + i, last - 1)] = sum_lanes(total[t] + total[t + 1])
+
+    return dots
 
 
-def _dots_in_loops(sums, first, last, x, together, values):
+def _dots_in_loops(samples: int) -> Callable:
     """The same on processors without vectors."""
-    K = values.shape[1]
-    for n in range(first, last):
-        row = values[n]
-        for m in range(sums.shape[0]):
-            start = m // together * together * K + m % together * LANES
-            total = F(0.0)
-            for k in range(0, K, LANES):
-                other = x[start + k * together:start + k * together + LANES]
-                line = row[k:k + LANES]
-                for i in range(LANES):
-                    total += as_float(line[i]) * other[i]
-            sums[m, n] = total
+
+    @njit(fastmath=FAST_SUM)
+    def dots(sums, first, last, x, values):
+        K = values.shape[1]
+        for n in range(first, last):
+            row = values[n]
+            for m in range(sums.shape[0]):
+                start = m // samples * samples * K + m % samples * LANES
+                total = F(0.0)
+                for k in range(0, K, LANES):
+                    other = x[start + k * samples:start + k * samples + LANES]
+                    line = row[k:k + LANES]
+                    for i in range(LANES):
+                        total += as_float(line[i]) * other[i]
+                sums[m, n] = total
+
+    return dots
 
 
-_dots = njit(fastmath=FAST_SUM)(_dots_in_vectors if VECTORS else _dots_in_loops)
+_make_dots = _dots_in_vectors if VECTORS else _dots_in_loops
+_dots_of_one, _dots_of_some = _make_dots(1), _make_dots(SAMPLES)
