@@ -53,8 +53,7 @@ from .cpu_pack import pack_panels, pack_rows
 ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
 COLUMNS = VECTORS * LANES
 SHAPES = {pair: tile_shape(pair, ROWS, COLUMNS) for pair in (1, 2)}
-# Words of a block by terms in a word; float32 in blocks of 768 is 4 % faster than in 512.
-DEPTH = {1: 768, 2: 512}
+DEPTH, LONG_DEPTH = 512, 768  # words of a block; of float32 that lies along K: 4 % faster
 PLAIN, GELU, RESIDUAL, SLOPE, SUMS = range(5)  # what follows the sum, see `_finish`
 CACHED = 3 << 16  # words of B's panels, 768 KB, that all rows of a part of A meet
 PACKED_ROWS = 48  # of A that are packed at a time, about: whole vectors
@@ -111,16 +110,10 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     (M, N), K = c.shape, a.shape[a_along]
     word, pair = word_of(a)
     rows, columns, step = SHAPES[pair]
-    blocks = -(-K // (DEPTH[pair] * pair))
-    depth = up(-(-K // (blocks * pair)), LANES)  # blocks of one length, in whole vectors
+    threads = get_num_threads()
+    blocks, depth, in_place, together, group, splits = _cut(M, N, K, pair, a_along, threads)
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     a, b = flat(words(a)), flat(words(b))
-    in_place = a_along and M % rows == 0 and K % (pair * step) == 0
-    threads = get_num_threads()
-    group, splits = _tasks(-(-M // rows), -(-N // columns), max(1, CACHED // (columns * depth)),
-                           rows * PACKING[pair] / (1 + in_place), columns * PACKING[pair],
-                           threads)
-    together = 1 if in_place else max(1, PACKED_ROWS // rows)
     panels = scratch("a", word, threads * (group * columns + together * rows) * depth)
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
             pair, depth, epilogue, fresh, a.view(word) if in_place else panels, panels, in_place,
@@ -128,6 +121,20 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
 
 
 @functools.lru_cache(maxsize=1024)
+def _cut(M: int, N: int, K: int, pair: int, a_along: bool,
+         threads: int) -> tuple[int, int, bool, int, int, int]:
+    """Blocks of K and words of each, of one length in whole vectors; whether A is read in place,
+    else tiles whose rows are packed together; panels in a group and parts of A's rows."""
+    rows, columns, step = SHAPES[pair]
+    blocks = -(-K // ((LONG_DEPTH if pair == 1 and a_along else DEPTH) * pair))
+    depth = up(-(-K // (blocks * pair)), LANES)
+    in_place = a_along and M % rows == 0 and K % (pair * step) == 0
+    together = 1 if in_place else max(1, PACKED_ROWS // rows)
+    return blocks, depth, in_place, together, *_tasks(
+        -(-M // rows), -(-N // columns), max(1, CACHED // (columns * depth)),
+        rows * PACKING[pair] / (1 + in_place), columns * PACKING[pair], threads)
+
+
 def _tasks(down: int, across: int, most: int, a_cost: float, b_cost: float,
            threads: int) -> tuple[int, int]:
     """Panels of B in a group, at most `most`, and parts of A's rows: a task is a group with a part.
