@@ -13,11 +13,11 @@ while the tile is in the cache.
 
 Each thread packs what it multiplies, so panels never leave its cache: with all of B packed before,
 products took 7 % longer, and weight gradients, all of A packed too, 15 % (Emerald Rapids, 1024 rows
-and widths of 768 and 3072). A thread takes the next task when it is done with one, so that a slower
-core has fewer, and keeps panels that the next one needs too (1 to 4 %). Each element of C is the
-sum, in order, of the sums over DEPTH words: its bits depend neither on the number of threads nor on
-the tasks. Scratch, kept for each calling thread: 1 MB a thread; and C in float32 where C itself is
-bfloat16 and has more terms.
+and widths of 768 and 3072). It keeps panels that its next task needs too, and begins with a share
+of its own, so that few groups are packed twice (3 to 5 %); a thread that is done helps another, so
+that a slower core has less to do. Each element of C is the sum, in order, of the sums over DEPTH
+words: its bits depend neither on the number of threads nor on the tasks. Scratch, kept for each
+calling thread: 1 MB a thread; and C in float32 where C itself is bfloat16 and has more terms.
 """
 
 import functools
@@ -117,7 +117,8 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     panels = scratch("a", word, threads * (group * columns + together * rows) * depth)
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
             pair, depth, epilogue, fresh, a.view(word) if in_place else panels, panels, in_place,
-            rows, columns, step, group, splits, together, threads, np.zeros(blocks, np.int64))
+            rows, columns, step, group, splits, together, threads,
+            np.zeros(blocks * threads, np.int64))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -140,15 +141,15 @@ def _tasks(down: int, across: int, most: int, a_cost: float, b_cost: float,
     """Panels of B in a group, at most `most`, and parts of A's rows: a task is a group with a part.
 
     A task packs its rows, at so many products of a tile each, and half as many to fetch rows that
-    are not packed; a thread packs a group of panels once for all parts that it takes; half a task
-    is lost when the threads do not end together.
+    are not packed; a thread packs the groups of its share; half a task is lost when the threads do
+    not end together.
     """
     def cost(choice: tuple[int, int]) -> float:
         group, splits = choice
         rows = -(-down // splits)
         tasks = -(-across // group) * splits
         task = rows * (group + a_cost)
-        panels = across * b_cost * min(splits, threads) / threads
+        panels = -(-across // (group * threads)) * group * b_cost
         return task * (-(-tasks // threads) + 0.5) + panels
 
     return min(((group, splits) for group in range(1, min(most, across) + 1)
@@ -174,7 +175,8 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
             b_panels = pointer(panels, worker * (panels.size // threads))
             a_packed = pointer(b_panels, group * tile_columns * depth)
             packed = -1
-            task = take_number(taken, first // (depth * pair))
+            shares = first // (depth * pair) * threads
+            task = next_task(taken, shares, worker, threads, tasks)
             while task < tasks:
                 part = task // splits
                 split = task - part * splits
@@ -213,8 +215,22 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
                         _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns,
                                 row, column, M, N, epilogue if last else SUMS,
                                 fresh and first == 0)
-                task = take_number(taken, first // (depth * pair))
+                task = next_task(taken, shares, worker, threads, tasks)
             end_tiles(panels)
+
+
+@njit()
+def next_task(taken, shares, worker, threads, tasks):
+    """A task of this worker's share, or of another's when that is done; `tasks` if none is left.
+
+    taken[shares + w] is how many are taken of worker w's.
+    """
+    for turn in range(threads):
+        share = (worker + turn) % threads
+        task = share * tasks // threads + take_number(taken, shares + share)
+        if task < (share + 1) * tasks // threads:
+            return task
+    return tasks
 
 
 @njit()
