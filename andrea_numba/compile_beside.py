@@ -1,4 +1,4 @@
-"""Kernels compiled on two cores, half of them in a second process: 17 instead of 33 seconds.
+"""Kernels compiled on two cores at the first start, half of them in a second process.
 
 Compiled code goes from one process to the other by the cache on the disk. All that the second
 process says is dropped: what fails there fails again, and is told, where the kernels are used.
