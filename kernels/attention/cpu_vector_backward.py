@@ -70,7 +70,7 @@ def backward(dqkv, dout, out, lse, qkv) -> None:
     places = np.cumsum([0, length * turned, TILE * columns, TILE * columns, TILE * TILE,
                         TILE * TILE, length, length])
     floats = scratch("b", np.float32, sizes.threads * places[-1])
-    if sizes.pair == 1:
+    if sizes.pair == 1:  # where scores and gradients of probabilities are
         tiles, tile_places = floats, places[[3, 4, 4, -1]]
     else:
         tile_places = np.arange(4) * (TILE * TILE // sizes.pair)

@@ -77,8 +77,8 @@ class _Part(codegen.JITCodeLibrary):
     """What Numba compiles on the way, as the body of a `prange` and the wrappers around that.
 
     Only the copy in its caller's library is optimised and becomes machine code, once for all of
-    them: 24 instead of 30 seconds for the kernels of training. It is made to run by itself if
-    anyone asks for its address.
+    them: 24 instead of 30 seconds for the kernels of training, in one process. It is made to run
+    by itself if anyone asks for its address.
     """
 
     _runs = False

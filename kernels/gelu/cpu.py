@@ -1,5 +1,5 @@
 """CPU GELU (tanh form): with u = sqrt(2/pi) (v + 0.044715 v^3), 0.5 (1 + tanh u) is the sigmoid
-s = 1 / (1 + exp(-2u)), so GELU = v s: one exponential and one division per element.
+s = 1 / (1 + exp(-2u)), so GELU = v s: one exponential and one reciprocal per element.
 """
 
 import math

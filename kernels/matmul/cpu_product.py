@@ -176,7 +176,7 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
             a_packed = pointer(b_panels, group * tile_columns * depth)
             packed = -1
             shares = first // (depth * pair) * threads
-            task = next_task(taken, shares, worker, threads, tasks)
+            task = _next_task(taken, shares, worker, threads, tasks)
             while task < tasks:
                 part = task // splits
                 split = task - part * splits
@@ -215,12 +215,12 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
                         _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns,
                                 row, column, M, N, epilogue if last else SUMS,
                                 fresh and first == 0)
-                task = next_task(taken, shares, worker, threads, tasks)
+                task = _next_task(taken, shares, worker, threads, tasks)
             end_tiles(panels)
 
 
 @njit()
-def next_task(taken, shares, worker, threads, tasks):
+def _next_task(taken, shares, worker, threads, tasks):
     """A task of this worker's share, or of another's when that is done; `tasks` if none is left.
 
     taken[shares + w] is how many are taken of worker w's.
