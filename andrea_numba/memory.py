@@ -24,6 +24,8 @@ from collections.abc import Callable, Hashable
 
 import numpy as np
 
+from kernels.common import cpu_clear
+
 from .metrics import available_memory, resident_memory
 from .parameters import aligned_zeros
 
@@ -49,7 +51,7 @@ class HostMemory:
         return array
 
     def clear(self, array: np.ndarray) -> None:
-        array.fill(0)
+        cpu_clear.clear(array)
 
     def transfers(self, size: int) -> HostTransfers:
         return HostTransfers()

@@ -313,7 +313,8 @@ def warm_up(ops, config: ModelConfig, memory=HOST, batch: int = 1, training: boo
     buffers = Buffers(config, batch, config.context, training, memory=memory)
     ids = rng.integers(0, config.vocab_size, (batch, config.context), dtype=np.int32)
     if training:
-        grads = memory.zeros(table.size)
+        grads = memory.empty(table.size)
+        memory.clear(grads)
         a = buffers.views(*ids.shape)
         device_ids, targets = memory.transfers(ids.size).upload(ids, ids.reshape(-1))
         model.losses(ops, p, a, device_ids, targets, config.vocab_size)

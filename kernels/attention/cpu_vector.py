@@ -18,6 +18,7 @@ from numba import get_num_threads, prange
 from ..common.cache import njit
 from ..common.cpu_features import RUNG
 from ..common.cpu_math import FAST, FAST_SUM, F, exp2, flat, pointer, stack_array, words
+from ..common.cpu_threads import take_number
 from ..common.cpu_tile import (
     begin_tiles,
     end_tiles,
@@ -37,7 +38,6 @@ from ..common.simd import (
     store,
     store_first,
     sum_lanes,
-    take_number,
     where_less,
 )
 from ..matmul.cpu_pack import pack_panels, pack_rows

@@ -20,6 +20,7 @@ from numba import prange
 
 from ..common.cache import njit
 from ..common.cpu_math import FAST, FAST_SUM, F, exp2, flat, pointer, words
+from ..common.cpu_threads import take_number
 from ..common.cpu_tile import begin_tiles, end_tiles, make_add_products, scratch, up
 from ..common.simd import (
     LANES,
@@ -33,7 +34,6 @@ from ..common.simd import (
     store,
     store_first,
     sum_lanes,
-    take_number,
     transpose,
     where_less,
 )

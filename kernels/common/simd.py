@@ -93,6 +93,20 @@ def store(typingctx, p, i, vector):
 
 
 @intrinsic
+def store_uncached(typingctx, p, i, vector):
+    """As `store` of float32, past the caches; p[i] begins a cache line. See `fence`."""
+    element_of(p, vector)
+
+    def codegen(context, builder, signature, args):
+        target = address(context, builder, p, *args[:2], FLOATS)
+        stored = builder.store(args[2], target, align=64)
+        stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, f32x16), codegen
+
+
+@intrinsic
 def prefetch(typingctx, p, i):
     """Ask for the cache line of p[i], which will be read soon; p[i] need not exist."""
     element_of(p)
@@ -341,21 +355,6 @@ def pack_pairs(typingctx, low, high):
 def pack_neighbours(typingctx, first, second):
     """Lane j is the pair of elements 2j, 2j + 1 of `first` and `second` in a row. Needs BF16."""
     return rounded_pairs("pack_neighbours", first, second, range(2 * LANES))
-
-
-# Threads
-
-
-@intrinsic
-def take_number(typingctx, numbers, i):
-    """numbers[i], of int64, which becomes one larger: no two threads take the same."""
-
-    def codegen(context, builder, signature, args):
-        data = context.make_array(numbers)(context, builder, args[0]).data
-        return builder.atomic_rmw("add", builder.gep(data, [args[1]]), ir.IntType(64)(1),
-                                  "monotonic")
-
-    return types.int64(numbers, types.intp), codegen
 
 
 # Operators

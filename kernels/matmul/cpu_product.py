@@ -1,9 +1,8 @@
 """The product of two matrices in vectors, on the threads of Numba: C = A·B, or C += A·B.
 
-    for DEPTH words of the terms at a time, for each task, a group of columns with a part of A:
-        pack the columns into panels as wide as a tile of sums                       (cpu_pack)
-        for each tile's rows of A, packed row by row unless they lie so:
-            for each panel: a tile of C, sums in registers                           (cpu_tile)
+    for DEPTH words of the terms at a time, for each task, a group of columns with a band of rows:
+        pack B's columns into panels as wide as a tile of sums, and A's rows  (cpu_pack)
+        for each tile's rows, for each panel: a tile of C, sums in registers  (cpu_tile)
 
 A word is one term in float32 and two in bfloat16, whose products are summed in float32 all the
 same. A tile of 8 x 48 sums fills 24 of the 32 registers of AVX-512, and one of 6 x 16 fills 12 of
@@ -13,11 +12,13 @@ while the tile is in the cache.
 
 Each thread packs what it multiplies, so panels never leave its cache: with all of B packed before,
 products took 7 % longer, and weight gradients, all of A packed too, 15 % (Emerald Rapids, 1024 rows
-and widths of 768 and 3072). It keeps panels that its next task needs too, and begins with a share
-of its own, so that few groups are packed twice (3 to 5 %); a thread that is done helps another, so
-that a slower core has less to do. Each element of C is the sum, in order, of the sums over DEPTH
-words: its bits depend neither on the number of threads nor on the tasks. Scratch, kept for each
-calling thread: 1 MB a thread; and C in float32 where C itself is bfloat16 and has more terms.
+and widths of 768 and 3072). Rows of A that lie as the product reads them are not packed. Then a
+thread keeps its panels from task to task, else its rows (weight gradients: 3 % faster); it begins
+with a share of its own, so that little is packed twice (3 to 5 %). A thread that is done helps
+another, so that a slower core has less to do. Each element of C is the sum, in order, of the sums
+over DEPTH words: its bits depend neither on the number of threads nor on the tasks. Scratch, kept
+for each calling thread: 2.3 MB a thread; and C in float32 where C itself is bfloat16 and has more
+terms.
 """
 
 import functools
@@ -28,6 +29,7 @@ from numba import get_num_threads, prange
 from ..common.cache import njit
 from ..common.cpu_features import RUNG, TILES
 from ..common.cpu_math import F, flat, pointer, stack_array, words
+from ..common.cpu_threads import take_number
 from ..common.cpu_tile import (
     begin_tiles,
     end_tiles,
@@ -44,7 +46,6 @@ from ..common.simd import (
     load_first,
     prefetch,
     store_first,
-    take_number,
 )
 from ..common.spec import is_bf16
 from ..gelu.cpu import gelu, gelu_slope
@@ -55,11 +56,12 @@ COLUMNS = VECTORS * LANES
 SHAPES = {pair: tile_shape(pair, ROWS, COLUMNS) for pair in (1, 2)}
 DEPTH, LONG_DEPTH = 512, 768  # words of a block; of float32 that lies along K: 4 % faster
 PLAIN, GELU, RESIDUAL, SLOPE, SUMS = range(5)  # what follows the sum, see `_finish`
-CACHED = 3 << 16  # words of B's panels, 768 KB, that all rows of a part of A meet
-PACKED_ROWS = 48  # of A that are packed at a time, about: whole vectors
+CACHED = 3 << 16  # words of B's panels, 768 KB, that all rows of a band meet
+KEPT = 2 * CACHED  # words of A's rows that are packed together
 # The cost of packing a row, by terms in a word, as a part of the products of a tile.
 PACKING = {1: 0.05, 2: 0.1 if TILES else 0.05}
-MOST_PARTS = 16
+FETCHED = 0.7  # of that, for a row of A that is read from a farther cache
+MORE_BANDS = 15
 _TILE = max(rows * columns for rows, columns, _ in SHAPES.values())
 _NONE = np.empty(0, np.float32)
 
@@ -111,59 +113,58 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     word, pair = word_of(a)
     rows, columns, step = SHAPES[pair]
     threads = get_num_threads()
-    blocks, depth, in_place, together, group, splits = _cut(M, N, K, pair, a_along, threads)
+    blocks, depth, in_place, group, bands, most_rows = _cut(M, N, K, pair, a_along, threads)
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     a, b = flat(words(a)), flat(words(b))
-    panels = scratch("a", word, threads * (group * columns + together * rows) * depth)
+    panels = scratch("a", word, threads * (group * columns + most_rows) * depth)
     product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
             pair, depth, epilogue, fresh, a.view(word) if in_place else panels, panels, in_place,
-            rows, columns, step, group, splits, together, threads,
-            np.zeros(blocks * threads, np.int64))
+            rows, columns, step, group, bands, threads, np.zeros(blocks * threads, np.int64))
 
 
 @functools.lru_cache(maxsize=1024)
 def _cut(M: int, N: int, K: int, pair: int, a_along: bool,
          threads: int) -> tuple[int, int, bool, int, int, int]:
-    """Blocks of K and words of each, of one length in whole vectors; whether A is read in place,
-    else tiles whose rows are packed together; panels in a group and parts of A's rows."""
+    """Blocks of K, and words of each, of one length in whole vectors; whether A is read in place;
+    panels in a group, bands of A's rows, and rows of a band to pack at most.
+
+    The least time, in products of a tile, of the thread that does most. It packs one operand once
+    for its share and the other for every task, for which A's rows are also fetched into the
+    nearest cache; half a task is lost when the threads do not end together.
+    """
     rows, columns, step = SHAPES[pair]
     blocks = -(-K // ((LONG_DEPTH if pair == 1 and a_along else DEPTH) * pair))
     depth = up(-(-K // (blocks * pair)), LANES)
     in_place = a_along and M % rows == 0 and K % (pair * step) == 0
-    together = 1 if in_place else max(1, PACKED_ROWS // rows)
-    return blocks, depth, in_place, together, *_tasks(
-        -(-M // rows), -(-N // columns), max(1, CACHED // (columns * depth)),
-        rows * PACKING[pair] / (1 + in_place), columns * PACKING[pair], threads)
+    down, across = -(-M // rows), -(-N // columns)
+    most_panels = max(1, CACHED // (columns * depth))
+    fewest_bands = 1 if in_place else -(-M * depth // KEPT)
 
-
-def _tasks(down: int, across: int, most: int, a_cost: float, b_cost: float,
-           threads: int) -> tuple[int, int]:
-    """Panels of B in a group, at most `most`, and parts of A's rows: a task is a group with a part.
-
-    A task packs its rows, at so many products of a tile each, and half as many to fetch rows that
-    are not packed; a thread packs the groups of its share; half a task is lost when the threads do
-    not end together.
-    """
     def cost(choice: tuple[int, int]) -> float:
-        group, splits = choice
-        rows = -(-down // splits)
-        tasks = -(-across // group) * splits
-        task = rows * (group + a_cost)
-        panels = -(-across // (group * threads)) * group * b_cost
-        return task * (-(-tasks // threads) + 0.5) + panels
+        group, bands = choice
+        groups, band = -(-across // group), -(-down // bands)
+        tasks = -(-groups * bands // threads)
+        pack_a, pack_b = band * rows * PACKING[pair], group * columns * PACKING[pair]
+        multiply = (band * group + FETCHED * pack_a) * (tasks + 0.5)
+        if in_place:
+            return multiply + pack_b * -(-groups // threads)
+        return multiply + pack_b * tasks + pack_a * -(-bands // threads)
 
-    return min(((group, splits) for group in range(1, min(most, across) + 1)
-                for splits in range(1, min(down, MOST_PARTS) + 1)), key=cost)
+    group, bands = min(((group, bands) for group in range(1, min(most_panels, across) + 1)
+                        for bands in range(fewest_bands, min(down, fewest_bands + MORE_BANDS) + 1)),
+                       key=cost)
+    return blocks, depth, in_place, group, bands, 0 if in_place else -(-down // bands) * rows
 
 
 @njit(parallel=True)
 def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, pair, depth,
-            epilogue, fresh, a_rows, panels, in_place, tile_rows, tile_columns, step, group, splits,
-            together, threads, taken):
+            epilogue, fresh, a_rows, panels, in_place, tile_rows, tile_columns, step, group, bands,
+            threads, taken):
     """C [M, N] = A·B (fresh) or C += A·B, all arrays flat; see `_product` above."""
     down = (M + tile_rows - 1) // tile_rows
     across = (N + tile_columns - 1) // tile_columns
-    tasks = (across + group - 1) // group * splits
+    groups = (across + group - 1) // group
+    tasks = groups * bands
     for first in range(0, K, depth * pair):
         terms = min(depth * pair, K - first)
         words = up((terms + pair - 1) // pair, step)
@@ -174,36 +175,36 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
             tile = stack_array(_TILE)
             b_panels = pointer(panels, worker * (panels.size // threads))
             a_packed = pointer(b_panels, group * tile_columns * depth)
-            packed = -1
+            packed_group = packed_band = -1
             shares = first // (depth * pair) * threads
             task = _next_task(taken, shares, worker, threads, tasks)
             while task < tasks:
-                part = task // splits
-                split = task - part * splits
-                left = part * group * tile_columns
-                count = min(group, across - part * group)
-                if part != packed:
+                g, band = divmod(task, bands) if in_place else divmod(task, groups)[::-1]
+                left = g * group * tile_columns
+                count = min(group, across - g * group)
+                if g != packed_group:
                     pack_panels(b_panels, words,
                                 pointer(b, left * K + first if b_along else first * N + left),
                                 b_along, K if b_along else N, N - left, terms, pair, tile_columns,
                                 count * tile_columns)
-                    packed = part
-                top, end = split * down // splits, (split + 1) * down // splits
-                for i in range(top, end):
-                    row = i * tile_rows
-                    if not in_place and (i - top) % together == 0:
-                        pack_rows(a_packed, words,
-                                  pointer(a, row * K + first if a_along else first * M + row),
-                                  a_along, K if a_along else M, M - row, terms, pair,
-                                  min(together, end - i) * tile_rows)
-                    a_tile = (pointer(a_rows, first // pair + row * a_row) if in_place
-                              else pointer(a_packed, (i - top) % together * tile_rows * words))
+                    packed_group = g
+                top = band * down // bands * tile_rows
+                end = (band + 1) * down // bands * tile_rows
+                if not in_place and band != packed_band:
+                    pack_rows(a_packed, words,
+                              pointer(a, top * K + first if a_along else first * M + top), a_along,
+                              K if a_along else M, M - top, terms, pair, end - top)
+                    packed_band = band
+                a_band = pointer(a_rows, first // pair + top * a_row) if in_place else a_packed
+                for row in range(top, end, tile_rows):
+                    a_tile = pointer(a_band, (row - top) * a_row)
                     for p in range(count):
                         column = left + p * tile_columns
                         b_panel = pointer(b_panels, p * tile_columns * words)
-                        if epilogue == SLOPE and last:
-                            _ask_for(pre_gelu, row, column, min(tile_rows, M - row),
-                                     min(tile_columns, N - column), N)
+                        if last and epilogue == SLOPE:
+                            _ask_for(pre_gelu, row, column, tile_rows, tile_columns, M, N)
+                        if last and epilogue == RESIDUAL:
+                            _ask_for(residual, row, column, tile_rows, tile_columns, M, N)
                         if N - column > tile_columns - LANES:
                             _sum_tile(tile, tile_columns, a_tile, a_row, b_panel, words, True)
                         elif N - column > LANES:
@@ -234,10 +235,10 @@ def _next_task(taken, shares, worker, threads, tasks):
 
 
 @njit()
-def _ask_for(array, row, column, rows, columns, N):
-    """Fetch a tile of [M, N] while its sums are made: 3 to 9 % of a product with SLOPE."""
-    for i in range(rows):
-        for j in range(0, columns, LANES):
+def _ask_for(array, row, column, rows, columns, M, N):
+    """Fetch a tile of [M, N] while its sums are made: 1 to 10 % of a product with it."""
+    for i in range(min(rows, M - row)):
+        for j in range(0, min(columns, N - column), LANES):
             prefetch(array, (row + i) * N + column + j)
 
 

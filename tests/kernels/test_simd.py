@@ -8,6 +8,7 @@ from numba import prange
 from kernels.common import cpu_features, simd
 from kernels.common.cache import njit
 from kernels.common.cpu_math import exp, exp2, pointer
+from kernels.common.cpu_threads import take_number
 
 if not cpu_features.VECTORS:
     pytest.skip("this processor has no vectors that kernels use", allow_module_level=True)
@@ -261,7 +262,7 @@ def test_tiles_need_the_permission_of_the_system(permitted, monkeypatch):
 def _take(counts, numbers):
     for _ in prange(8):
         while True:
-            number = simd.take_number(numbers, 1)
+            number = take_number(numbers, 1)
             if number >= counts.size:
                 break
             counts[number] += 1
