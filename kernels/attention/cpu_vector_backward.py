@@ -10,7 +10,8 @@ of gradients of probabilities. A head is one task. Scratch in float32: 1.4 MB a 
 and D = 64.
 
 A head's rows are short and far apart, which no processor foresees: asking for those to be
-written next saves 6 %.
+written next saves 6 %, and for the next keys and values, while the last products of these are made,
+3 %.
 """
 
 import math
@@ -45,6 +46,7 @@ from .cpu_vector import (
     ROWS,
     VECTORS,
     add_products,
+    ask_for_rows,
     pack_along,
     pack_down,
     row_of,
@@ -147,6 +149,10 @@ def _backward_head(dqkv, dout, out, lse, qkv, sizes, task, word_places, word_scr
             for j in range(0, n_queries, COLUMNS):
                 # On the diagonal, a key is seen by no query before it.
                 for i in range(0, min(rows, q - k + j + COLUMNS), tile_rows):
+                    if j == 0 and q + TILE >= length:
+                        next_keys = pointer(source, (k + TILE + i) * step + d_model)
+                        ask_for_rows(next_keys, step, tile_rows, sizes)
+                        ask_for_rows(pointer(next_keys, d_model), step, tile_rows, sizes)
                     add_products(pointer(scores, i * TILE + j), TILE,
                                  pointer(keys, i * word_width), word_width,
                                  pointer(queries, (q + j) * word_width), word_width, True)
