@@ -16,6 +16,7 @@ import numpy as np
 from .errors import UserError
 
 _ROUNDS = 8
+_AHEAD = 256  # windows whose place is worked out together: as fast as for a few of them
 
 
 def _mix(x: np.ndarray) -> np.ndarray:
@@ -77,6 +78,7 @@ class Loader:
     def _start_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self.index = 0  # windows of this epoch already given out
+        self._order, self._order_start = np.empty(0, np.int64), 0
         self.offset = 0
         if self.shuffle:
             random = np.random.SeedSequence([self.seed, epoch]).generate_state(
@@ -89,9 +91,18 @@ class Loader:
         """Start positions of the next `count` windows of this epoch; int64 [count]."""
         windows = np.arange(self.index, self.index + count)
         if self.shuffle:
-            windows = permute(windows, self.epoch_windows, self._keys)
+            windows = self._permuted(count)
         self.index += count
         return self.offset + windows * self.seq_len
+
+    def _permuted(self, count: int) -> np.ndarray:
+        """Where the permutation sends the next `count` windows; int64 [count]."""
+        first = self.index - self._order_start
+        if not 0 <= first <= self._order.size - count:
+            last = min(self.index + max(count, _AHEAD), self.epoch_windows)
+            self._order = permute(np.arange(self.index, last), self.epoch_windows, self._keys)
+            self._order_start, first = self.index, 0
+        return self._order[first:first + count]
 
     def next(self) -> tuple[np.ndarray, np.ndarray]:
         """(ids, targets), both int32 [batch_size, seq_len]; targets[b, t] follows ids[b, t]."""
