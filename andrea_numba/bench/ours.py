@@ -31,12 +31,20 @@ def _trainer(model: dict, batch: int, precision: str):
 
 
 def op(op: str, name: str, case: dict) -> tuple[Call, dict]:
-    """One function of an op."""
+    """One function of an op, on arrays that begin with a cache line, as in training."""
+    import numpy as np
+
     from kernels.common.verify import as_stored, build_arguments
     from kernels.registry import load_op, load_spec
 
+    from ..parameters import aligned_zeros
+
     function = load_spec(op).FUNCTIONS[name]
     arguments = as_stored(function, case, build_arguments(op, name, case))
+    for key, array in arguments.items():
+        if isinstance(array, np.ndarray):
+            arguments[key] = aligned_zeros(array.size, array.dtype).reshape(array.shape)
+            arguments[key][...] = array
     if "dlogits" in arguments:  # as in training
         arguments["dlogits"] = arguments["logits"]
     implementation, values = getattr(load_op(op, "cpu"), name), tuple(arguments.values())
