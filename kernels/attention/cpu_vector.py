@@ -19,7 +19,7 @@ from numba import get_num_threads, prange
 from ..common.cache import njit
 from ..common.cpu_features import RUNG
 from ..common.cpu_math import FAST, FAST_SUM, F, exp2, flat, pointer, stack_array, words
-from ..common.cpu_threads import take_number
+from ..common.cpu_threads import fence, take_number
 from ..common.cpu_tile import (
     begin_tiles,
     end_tiles,
@@ -39,6 +39,7 @@ from ..common.simd import (
     prefetch,
     store,
     store_first,
+    store_uncached,
     sum_lanes,
     where_less,
 )
@@ -135,6 +136,22 @@ def ask_for_rows(rows, step, count, sizes):
 
 
 @njit(forceinline=True)
+def in_whole_vectors(array, sizes):
+    """Whether each head's part of a row can be written past the caches."""
+    return (sizes.width % LANES == 0
+            and array.ctypes.data % (LANES * array.itemsize) == 0)
+
+
+@njit(forceinline=True)
+def write(target, at, vector, count, whole):
+    """The first `count` lanes; of `whole` vectors no line is read before it is written."""
+    if whole:
+        store_uncached(target, at, vector)
+    else:
+        store_first(target, at, vector, count)
+
+
+@njit(forceinline=True)
 def words_of(terms, sizes):
     """Words of a product with so many terms."""
     return up((terms + sizes.pair - 1) // sizes.pair, sizes.step)
@@ -165,6 +182,7 @@ def _forward(out, lse, qkv, sizes, together, row, queries, packed, scores, proba
                               next_queries, row, my_queries, pointer(packed, head * size),
                               my_scores, mine)
                 task = following
+            fence()
             end_tiles(packed)
 
 
@@ -213,6 +231,7 @@ def _attend_block(out, lse, qkv, sizes, task, first, next_queries, row, queries,
         lse[task * sizes.length + first + i] = largest[i] * scale + F(math.log(total[i]))
         total[i] = F(1.0) / total[i]
     sums = stack_array(_SUMS)
+    whole = in_whole_vectors(out, sizes)
     target = row_of(task, 0, 1, sizes) + first * d_model
     for j in range(0, sizes.width, COLUMNS):
         for k in range(0, sizes.word_length, WORDS):
@@ -225,8 +244,8 @@ def _attend_block(out, lse, qkv, sizes, task, first, next_queries, row, queries,
                                  min(terms, WORDS), k == 0)
         for i in range(rows):
             for c in range(0, min(COLUMNS, sizes.width - j), LANES):
-                store_first(out, target + i * d_model + j + c,
-                            load(sums, i * COLUMNS + c) * total[i], sizes.width - j - c)
+                write(out, target + i * d_model + j + c, load(sums, i * COLUMNS + c) * total[i],
+                      sizes.width - j - c, whole)
 
 
 @njit(fastmath=FAST_SUM)

@@ -94,16 +94,19 @@ def store(typingctx, p, i, vector):
 
 @intrinsic
 def store_uncached(typingctx, p, i, vector):
-    """As `store` of float32, past the caches; p[i] begins a cache line. See `fence`."""
-    element_of(p, vector)
+    """As `store`, past the caches; p[i] lies at a multiple of the vector's bytes there. `fence` in
+    cpu_threads orders it."""
+    element = element_of(p, vector)
 
     def codegen(context, builder, signature, args):
-        target = address(context, builder, p, *args[:2], FLOATS)
-        stored = builder.store(args[2], target, align=64)
-        stored.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
+        stored = STORED[element]
+        target = address(context, builder, p, *args[:2], stored)
+        instruction = builder.store(narrowed(builder, stored, args[2]), target,
+                                    align=LANES * BYTES[stored.element])
+        instruction.set_metadata("nontemporal", builder.module.add_metadata([I32(1)]))
         return context.get_dummy_value()
 
-    return types.void(p, types.intp, f32x16), codegen
+    return types.void(p, types.intp, vector), codegen
 
 
 @intrinsic

@@ -18,6 +18,7 @@ from ..common.simd import (
     load_first,
     load_pairs,
     load_zipped,
+    prefetch,
     registers_of,
     store_first,
     transpose,
@@ -74,9 +75,11 @@ def _read_block(lines, source, along, step, r, t, rows, terms, pair):
     for i in range(LANES):
         if along:
             left = terms - t * pair if r + i < rows else 0
+            prefetch(source, (r + LANES + i) * step + t * pair)
             lines[i] = _neighbours(source, (r + i) * step + t * pair, left)
         else:
             term = (t + i) * pair
+            prefetch(source, (term + LANES * pair) * step + r)
             lines[i] = _columns(source, term * step + r, step, rows - r, terms - term)
 
 

@@ -1,16 +1,19 @@
 """What is special about attention: causality, the cache, and scores of any size."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 from helpers import guarded_scratch
 
 from kernels.attention import cpu_blas, cpu_vector, cpu_vector_backward
-from kernels.common.cpu_features import VECTORS
+from kernels.common.cpu_features import BF16, VECTORS
+from kernels.common.cpu_tile import aligned_zeros
 from kernels.common.spec import cases_of
 from kernels.common.verify import verify
 from kernels.registry import load_spec, op_table
 
 TABLES = {"oracle": op_table("oracle").attention, "cpu": op_table("cpu").attention}
+needs_bf16 = pytest.mark.skipif(not BF16, reason="no products of bfloat16 here")
 B, T, H, D = 2, 37, 3, 10
 d = H * D
 
@@ -153,6 +156,34 @@ def test_many_heads_are_taken_some_at_a_time(monkeypatch):
     monkeypatch.setattr(cpu_vector, "PACKED", 1)
     some_out, some_lse = forward(op_table("cpu").attention, normal(B * T, 3 * d))
     assert out.tobytes() == some_out.tobytes() and lse.tobytes() == some_lse.tobytes()
+
+
+@pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=needs_bf16)])
+@pytest.mark.parametrize("width", [16, 48, 24])  # of a head: whole vectors, and not
+def test_outputs_that_do_not_begin_with_a_cache_line_get_the_same_bits(width, precision):
+    """Whole vectors are written past the caches, where they do."""
+    dtype = np.float32 if precision == "fp32" else ml_dtypes.bfloat16
+    attention, row = TABLES["cpu"], H * width
+    qkv, dout = normal(B * T, 3 * row).astype(dtype), normal(B * T, row, seed=1).astype(dtype)
+    lse = np.empty((B, H, T), np.float32)
+    results = []
+    for shift in (0, 1):
+        out, out_guards = shifted(B * T, row, dtype, shift)
+        dqkv, dqkv_guards = shifted(B * T, 3 * row, dtype, shift)
+        attention.forward(out, lse, qkv)
+        attention.backward(dqkv, dout, out, lse, qkv)
+        assert (out_guards() == 7).all() and (dqkv_guards() == 7).all()
+        results.append((out.tobytes(), dqkv.tobytes()))
+    assert results[0] == results[1]
+
+
+def shifted(rows, columns, dtype, shift):
+    """An array `shift` elements behind a cache line; what gives the sevens around it."""
+    flat, size = aligned_zeros(rows * columns + 64, dtype), rows * columns
+    flat[:] = 7
+    return (flat[shift:shift + size].reshape(rows, columns),
+            lambda: np.concatenate([flat[:shift], flat[shift + size:]]))
 
 
 @pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
