@@ -14,6 +14,7 @@ values while the last products of these are made saves 3 %, and writing whole li
 which would else be read before, 5 to 9 % (and 1 to 3 % of it with the products that read them).
 """
 
+import functools
 import math
 
 import numpy as np
@@ -43,6 +44,7 @@ from .cpu_vector import (
     LOW,
     ROWS,
     VECTORS,
+    Sizes,
     add_products,
     ask_for_rows,
     in_whole_vectors,
@@ -63,6 +65,18 @@ add_products_of_tile = make_add_products(ROWS, VECTORS, TILE, TILE)  # B: a tile
 def backward(dqkv, dout, out, lse, qkv) -> None:
     """dqkv [N,3d] of dout, out [N,d], lse [B,H,T] and qkv [N,3d]; see cpu.backward."""
     word, sizes = sizes_of(lse, qkv)
+    word_places, places, tile_places = _places(sizes)
+    floats = scratch("b", np.float32, sizes.threads * places[-1])
+    tiles = (floats if sizes.pair == 1
+             else scratch("probabilities", word, sizes.threads * tile_places[-1]))
+    _backward(flat(words(dqkv)), flat(words(dout)), flat(words(out)), flat(lse), flat(words(qkv)),
+              sizes, word_places, scratch("a", word, sizes.threads * word_places[-1]), places,
+              floats, tile_places, tiles, np.zeros(1, np.int64))
+
+
+@functools.lru_cache(maxsize=64)
+def _places(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where in a thread's scratch its arrays begin, and the end: words, float32, words of tiles."""
     columns, length = up(sizes.width, COLUMNS), up(sizes.length, TILE)
     along, down = length * sizes.word_width, columns * sizes.word_length
     tile_along, turned = TILE * sizes.word_width, up(sizes.width, sizes.rows)
@@ -70,15 +84,9 @@ def backward(dqkv, dout, out, lse, qkv) -> None:
                              TILE // sizes.pair * turned])
     places = np.cumsum([0, length * turned, TILE * columns, TILE * columns, TILE * TILE,
                         TILE * TILE, length, length])
-    floats = scratch("b", np.float32, sizes.threads * places[-1])
     if sizes.pair == 1:  # where scores and gradients of probabilities are
-        tiles, tile_places = floats, places[[3, 4, 4, -1]]
-    else:
-        tile_places = np.arange(4) * (TILE * TILE // sizes.pair)
-        tiles = scratch("probabilities", word, sizes.threads * tile_places[-1])
-    _backward(flat(words(dqkv)), flat(words(dout)), flat(words(out)), flat(lse), flat(words(qkv)),
-              sizes, word_places, scratch("a", word, sizes.threads * word_places[-1]), places,
-              floats, tile_places, tiles, np.zeros(1, np.int64))
+        return word_places, places, places[[3, 4, 4, -1]]
+    return word_places, places, np.arange(4) * (TILE * TILE // sizes.pair)
 
 
 @njit(parallel=True)

@@ -102,10 +102,10 @@ def _epilogue(pre_gelu, residual) -> int:
 
 
 def _epilogue_arrays(c, pre_gelu, bias, residual):
-    """Flat; what is absent is empty, or of the type of C."""
-    pre_gelu = c if pre_gelu is None else pre_gelu
-    return (*(flat(words(a)) for a in (c, pre_gelu)),
-            *(_NONE if a is None else flat(a) for a in (bias, residual)))
+    """Flat; what is absent is empty, or C itself."""
+    c = flat(words(c))
+    return (c, c if pre_gelu is None else flat(words(pre_gelu)),
+            _NONE if bias is None else flat(bias), _NONE if residual is None else flat(residual))
 
 
 def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fresh) -> None:
