@@ -24,7 +24,7 @@ def compile_beside(device: Device, model: ModelConfig, training: bool, stored: s
     """Fill the cache with what `warm_up` would compile; in vain where that cannot be written."""
     with second_process(device.memory.precision, training) as other:
         warm_up(_some(device.ops, lambda name: name not in OPS), tiny(model), device.memory,
-                training=training, stored=stored)
+                training=training, decoding=not training, stored=stored)
         other.wait()
 
 
@@ -56,6 +56,6 @@ def _end_with_the_first() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_first, daemon=True).start()
-    device = choose("cpu", sys.argv[1])
+    device, training = choose("cpu", sys.argv[1]), sys.argv[2] == "training"
     warm_up(_some(device.ops, lambda name: name in OPS), tiny(ModelConfig()), device.memory,
-            training=sys.argv[2] == "training")
+            training=training, decoding=not training)

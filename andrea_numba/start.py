@@ -20,14 +20,16 @@ def load_kernels(device: Device, model: ModelConfig, batch: int, training: bool 
     """Compile, or read from the cache, every kernel in use; seconds it took. `stored` is as a
     `Decoder` takes it.
 
-    On a GPU, code and scratch memory depend on the size of the model, so one block of the real
-    one is tried; the first time, with every kernel compared with its oracle.
+    On a CPU the first step of training does not wait for the kernels that decode: the first sample
+    compiles them. On a GPU, code and scratch memory depend on the size of the model, so one block
+    of the real one is tried; the first time, with every kernel compared with its oracle.
     """
     started = time.perf_counter()
     if isinstance(device.memory, HostMemory):
         if compile_notice():
             compile_beside(device, model, training, stored)
-        warm_up(device.ops, tiny(model), device.memory, training=training, stored=stored)
+        warm_up(device.ops, tiny(model), device.memory, training=training, decoding=not training,
+                stored=stored)
     else:
         with explained():
             _check(device, model, training)

@@ -301,10 +301,10 @@ def generator(seed: int, purpose: str, *counters: int) -> np.random.Generator:
 
 
 def warm_up(ops, config: ModelConfig, memory=HOST, batch: int = 1, training: bool = True,
-            stored: str = "") -> None:
-    """Make one step of a random model and decode one token (only that without `training`), so
-    that every kernel in use is compiled, and its scratch memory allocated for this size.
-    `stored` is as a `Decoder` takes it."""
+            decoding: bool = True, stored: str = "") -> None:
+    """Make one step of a random model, decode one token, or both, so that every kernel in use is
+    compiled, and its scratch memory allocated for this size. `stored` is as a `Decoder` takes it.
+    """
     rng = generator(0, "warm-up")
     table = ParameterTable(config)
     weights = memory.put(np.float32(0.1) * rng.standard_normal(table.size, dtype=np.float32))
@@ -323,10 +323,11 @@ def warm_up(ops, config: ModelConfig, memory=HOST, batch: int = 1, training: boo
         optimizer = Optimizer(ops, table, OptimizerConfig(), memory)
         optimizer.require_finite(a.losses)
         optimizer.update(weights, operands, grads, lr=0.1)
-    decoder = Decoder(config, p, ops, buffers=buffers, memory=memory, stored=stored)
-    decoder.prefill(ids[0, :max(1, config.context - 1)])
-    if decoder.length < config.context:
-        decoder.step(0)
+    if decoding:
+        decoder = Decoder(config, p, ops, buffers=buffers, memory=memory, stored=stored)
+        decoder.prefill(ids[0, :max(1, config.context - 1)])
+        if decoder.length < config.context:
+            decoder.step(0)
     memory.wait()
 
 
