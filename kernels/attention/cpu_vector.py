@@ -217,7 +217,7 @@ def _attend_block(out, lse, qkv, sizes, task, first, next_queries, row, queries,
         for i in range(0, rows, tile_rows):
             if j < first + i + tile_rows:
                 add_products(pointer(scores, i * row + j), row,
-                             pointer(queries, i * sizes.word_width), sizes.word_width,
+                             pointer(queries, i * sizes.word_width), sizes.word_width, 1,
                              pointer(keys, j * sizes.word_width), sizes.word_width, True)
     largest, total = stack_array(MOST_QUERIES), stack_array(MOST_QUERIES)
     word_row = row // sizes.pair
@@ -239,7 +239,7 @@ def _attend_block(out, lse, qkv, sizes, task, first, next_queries, row, queries,
                 terms = words_of(min(first + i + tile_rows, seen), sizes) - k
                 if terms > 0:
                     add_products(pointer(sums, i * COLUMNS), COLUMNS,
-                                 pointer(probabilities, i * word_row + k), word_row,
+                                 pointer(probabilities, i * word_row + k), word_row, 1,
                                  pointer(values, j * sizes.word_length + k * COLUMNS),
                                  min(terms, WORDS), k == 0)
         for i in range(rows):

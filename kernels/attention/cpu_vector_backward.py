@@ -1,8 +1,8 @@
 """The gradients of causal attention in vectors; see cpu_vector.
 
 For each head, tiles of TILE keys by TILE queries: scores and gradients of probabilities with a row
-for each key, then three products into dv, dk and, turned, dq. So every left operand lies row by
-row, as the products take it, and only dq is turned, once for a head.
+for each key, then three products into dv, dk and, turned, dq. So left operands lie row by row, as
+the products take them (keys, for dq, are read across), and only dq is turned, once for a head.
 
 In bfloat16 probabilities and gradients of scores are rounded to pairs, along the queries where
 queries are summed and along the keys where those are. In float32 they take the places of scores and
@@ -80,8 +80,8 @@ def _places(sizes: Sizes) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     columns, length = up(sizes.width, COLUMNS), up(sizes.length, TILE)
     along, down = length * sizes.word_width, columns * sizes.word_length
     tile_along, turned = TILE * sizes.word_width, up(sizes.width, sizes.rows)
-    word_places = np.cumsum([0, along, along, down, down, tile_along, tile_along,
-                             TILE // sizes.pair * turned])
+    keys_down = TILE // sizes.pair * turned if sizes.pair > 1 else 0
+    word_places = np.cumsum([0, along, along, down, down, tile_along, tile_along, keys_down])
     places = np.cumsum([0, length * turned, TILE * columns, TILE * columns, TILE * TILE,
                         TILE * TILE, length, length])
     if sizes.pair == 1:  # where scores and gradients of probabilities are
@@ -150,23 +150,24 @@ def _backward_head(dqkv, dout, out, lse, qkv, sizes, task, word_places, word_scr
                   sizes.width, pair, rows)
         pack_rows(values, word_width, pointer(source, k * step + 2 * d_model), True, step, n_keys,
                   sizes.width, pair, rows)
-        pack_rows(keys_down, word_keys, pointer(source, k * step + d_model), False, step,
-                  sizes.width, n_keys, pair, up(sizes.width, tile_rows))
+        turned, turned_row, turned_step = keys, 1, word_width
+        if pair > 1:  # else a word is one term, and keys are read across
+            turned, turned_row, turned_step = keys_down, word_keys, 1
+            pack_rows(keys_down, word_keys, pointer(source, k * step + d_model), False, step,
+                      sizes.width, n_keys, pair, up(sizes.width, tile_rows))
         for q in range(k, length, TILE):
             n_queries = min(TILE, length - q)
-            for j in range(0, n_queries, COLUMNS):
-                # On the diagonal, a key is seen by no query before it.
-                for i in range(0, min(rows, q - k + j + COLUMNS), tile_rows):
-                    if j == 0 and q + TILE >= length:
-                        next_keys = pointer(source, (k + TILE + i) * step + d_model)
-                        ask_for_rows(next_keys, step, tile_rows, sizes)
-                        ask_for_rows(pointer(next_keys, d_model), step, tile_rows, sizes)
-                    add_products(pointer(scores, i * TILE + j), TILE,
-                                 pointer(keys, i * word_width), word_width,
-                                 pointer(queries, (q + j) * word_width), word_width, True)
-                    add_products(pointer(dscores, i * TILE + j), TILE,
-                                 pointer(values, i * word_width), word_width,
-                                 pointer(douts, (q + j) * word_width), word_width, True)
+            for part, sums, left, right in ((1, scores, keys, queries),
+                                            (2, dscores, values, douts)):
+                next_rows = pointer(source, (k + TILE) * step + part * d_model)
+                for j in range(0, n_queries, COLUMNS):
+                    # On the diagonal, a key is seen by no query before it.
+                    for i in range(0, min(rows, q - k + j + COLUMNS), tile_rows):
+                        if j == 0 and q + TILE >= length:
+                            ask_for_rows(pointer(next_rows, i * step), step, tile_rows, sizes)
+                        add_products(pointer(sums, i * TILE + j), TILE,
+                                     pointer(left, i * word_width), word_width, 1,
+                                     pointer(right, (q + j) * word_width), word_width, True)
             if q == k:
                 for i in range(rows):
                     _hide_first(pointer(scores, i * TILE), i, LOW)
@@ -174,22 +175,21 @@ def _backward_head(dqkv, dout, out, lse, qkv, sizes, task, word_places, word_scr
             _score_gradients(probabilities, slopes, slopes_down, scores, dscores, rows,
                              up(n_queries, 2 * LANES), pair, pointer(row_lse, q),
                              pointer(delta, q), scale * LOG2_E)
-            for j in range(0, sizes.width, COLUMNS):
-                for i in range(0, n_keys, tile_rows):
-                    blind = i // pair if q == k else 0  # words of queries that see none of these
-                    terms = words_of(n_queries, sizes) - blind
-                    panel = j * sizes.word_length + (q // pair + blind) * COLUMNS
-                    add_products(pointer(dvalues, i * columns + j), columns,
-                                 pointer(probabilities, i * TILE // pair + blind), TILE // pair,
-                                 pointer(douts_down, panel), terms, q == k)
-                    add_products(pointer(dkeys, i * columns + j), columns,
-                                 pointer(slopes, i * TILE // pair + blind), TILE // pair,
-                                 pointer(queries_down, panel), terms, q == k)
+            for sums, left, right in ((dvalues, probabilities, douts_down),
+                                      (dkeys, slopes, queries_down)):
+                for j in range(0, sizes.width, COLUMNS):
+                    for i in range(0, n_keys, tile_rows):
+                        blind = i // pair if q == k else 0  # words of queries that see none
+                        add_products(pointer(sums, i * columns + j), columns,
+                                     pointer(left, i * TILE // pair + blind), TILE // pair, 1,
+                                     pointer(right, j * sizes.word_length
+                                             + (q // pair + blind) * COLUMNS),
+                                     words_of(n_queries, sizes) - blind, q == k)
             for j in range(0, n_queries, COLUMNS):
                 terms = words_of(min(q - k + j + COLUMNS, n_keys), sizes)
                 for i in range(0, sizes.width, tile_rows):
                     add_products_of_tile(pointer(dqueries, i * padded + q + j), padded,
-                                         pointer(keys_down, i * word_keys), word_keys,
+                                         pointer(turned, i * turned_row), turned_row, turned_step,
                                          pointer(slopes_down, j), terms, k == 0)
         _write_rows(pointer(target, k * step + d_model), step, dkeys, n_keys, sizes, scale,
                     whole)

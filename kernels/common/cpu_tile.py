@@ -35,15 +35,15 @@ def make_add_products(rows: int, vectors: int, b_row: int, tile_b_row: int) -> C
     """
     count = rows * vectors
 
-    def add_products(c, c_row, a, a_row, b, words, fresh):
+    def add_products(c, c_row, a, a_row, a_step, b, words, fresh):
         """C[i, j] += (fresh: =) sum_t A[i, t] B[t, j], in the order of t; all three are pointers.
 
-        C[i, j] is c[i * c_row + j], word A[i, t] is a[i * a_row + t], and word B[t, j] is
+        C[i, j] is c[i * c_row + j], word A[i, t] is a[i * a_row + t * a_step], and word B[t, j] is
         b[t * b_row + j]. `words` is a multiple of what `tile_shape` gives; on the matrix unit the
-        tile is 32 x 32.
+        tile is 32 x 32, and a_step is 1.
         """
 
-    def in_vectors(c, c_row, a, a_row, b, words, fresh):
+    def in_vectors(c, c_row, a, a_row, a_step, b, words, fresh):
         sums = registers(count)
         line = registers_of(b, vectors)
         for i in range(rows):
@@ -55,14 +55,14 @@ def make_add_products(rows: int, vectors: int, b_row: int, tile_b_row: int) -> C
                 for j in range(vectors):
                     line[j] = load(b, (first + t) * b_row + j * LANES)
                 for i in range(rows):
-                    x = broadcast(a[i * a_row + first + t])
+                    x = broadcast(a[i * a_row + (first + t) * a_step])
                     for j in range(vectors):
                         sums[i * vectors + j] = multiply_add(sums[i * vectors + j], x, line[j])
         for i in range(rows):
             for j in range(vectors):
                 store(c, i * c_row + j * LANES, sums[i * vectors + j])
 
-    def in_tiles(c, c_row, a, a_row, b, words, fresh):
+    def in_tiles(c, c_row, a, a_row, a_step, b, words, fresh):
         below, beside = amx.ROWS, amx.WORDS
         if fresh:
             amx.zero(0)
@@ -89,7 +89,7 @@ def make_add_products(rows: int, vectors: int, b_row: int, tile_b_row: int) -> C
         amx.store(3, c, below * c_row + beside, c_row)
 
     @overload(add_products, jit_options={"error_model": "numpy"})
-    def _(c, c_row, a, a_row, b, words, fresh):
+    def _(c, c_row, a, a_row, a_step, b, words, fresh):
         return in_tiles if TILES and a.dtype == types.int32 else in_vectors
 
     return add_products

@@ -206,12 +206,12 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
                         if last and epilogue == RESIDUAL:
                             _ask_for(residual, row, column, tile_rows, tile_columns, M, N)
                         if N - column > tile_columns - LANES:
-                            _sum_tile(tile, tile_columns, a_tile, a_row, b_panel, words, True)
+                            _sum_tile(tile, tile_columns, a_tile, a_row, 1, b_panel, words, True)
                         elif N - column > LANES:
-                            _sum_narrow_tile(tile, tile_columns, a_tile, a_row, b_panel, words,
+                            _sum_narrow_tile(tile, tile_columns, a_tile, a_row, 1, b_panel, words,
                                              True)
                         else:
-                            _sum_single_tile(tile, tile_columns, a_tile, a_row, b_panel, words,
+                            _sum_single_tile(tile, tile_columns, a_tile, a_row, 1, b_panel, words,
                                              True)
                         _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns,
                                 row, column, M, N, epilogue if last else SUMS,

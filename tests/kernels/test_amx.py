@@ -52,7 +52,7 @@ _add_products = make_add_products(1, 1, 16, 40)
 @njit()
 def _add(c, a, b, words, fresh):
     amx.configure()
-    _add_products(c, 33, a, words, b, words, fresh)
+    _add_products(c, 33, a, words, 1, b, words, fresh)
     amx.release()
 
 
