@@ -89,9 +89,8 @@ class Loader:
 
     def _take(self, count: int) -> np.ndarray:
         """Start positions of the next `count` windows of this epoch; int64 [count]."""
-        windows = np.arange(self.index, self.index + count)
-        if self.shuffle:
-            windows = self._permuted(count)
+        windows = (self._permuted(count) if self.shuffle
+                   else np.arange(self.index, self.index + count))
         self.index += count
         return self.offset + windows * self.seq_len
 
