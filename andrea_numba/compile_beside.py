@@ -22,16 +22,18 @@ OPS = ("attention", "adamw")  # those of the second process
 
 def compile_beside(device: Device, model: ModelConfig, training: bool, stored: str) -> None:
     """Fill the cache with what `warm_up` would compile; in vain where that cannot be written."""
-    with second_process(device.memory.precision, training) as other:
+    with second_process(device.memory.precision, training, stored) as other:
         warm_up(_some(device.ops, lambda name: name not in OPS), tiny(model), device.memory,
                 training=training, decoding=not training, stored=stored)
         other.wait()
 
 
-def second_process(precision: str, training: bool, **environment: str) -> subprocess.Popen:
+def second_process(precision: str, training: bool, stored: str = "",
+                   **environment: str) -> subprocess.Popen:
     """It ends when its input is closed, as at the end of this process."""
     return subprocess.Popen(
-        [sys.executable, "-m", "andrea_numba.compile_beside", precision, "training" * training],
+        [sys.executable, "-m", "andrea_numba.compile_beside", precision, "training" * training,
+         stored],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "NUMBA_NUM_THREADS": "1",
              **environment},
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -56,6 +58,7 @@ def _end_with_the_first() -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with_the_first, daemon=True).start()
-    device, training = choose("cpu", sys.argv[1]), sys.argv[2] == "training"
+    precision, training, stored = sys.argv[1:]
+    device = choose("cpu", precision)
     warm_up(_some(device.ops, lambda name: name in OPS), tiny(ModelConfig()), device.memory,
-            training=training, decoding=not training)
+            training=bool(training), decoding=not training, stored=stored)

@@ -26,7 +26,8 @@ class Decoder:
                  buffers: Buffers | None = None, memory=HOST, stored: str = "", batch: int = 1):
         """`p` (a `ParameterTable`'s views) and `buffers` lie in `memory`; `buffers` lends those of
         a trainer of the same model, by default the decoder has its own. With `stored` (fp32, bf16
-        or int8) it makes a copy of `p`, of which a CPU reads the matrices of products faster."""
+        or int8) it makes a copy of `p`, of which a CPU reads the matrices of products faster; with
+        bf16 or int8 keys and values are kept in bfloat16."""
         self.context = config.context
         self.length = 0
         self._config, self._ops, self._memory = config, ops, memory
@@ -37,7 +38,8 @@ class Decoder:
         self._ids = np.zeros((batch, config.context), np.int32)
         self._cache = None
         if cache:
-            size, dtype = config.context * config.d_model, PRECISIONS[memory.precision]
+            kept = memory.precision if stored in ("", "fp32") else "bf16"
+            size, dtype = config.context * config.d_model, PRECISIONS[kept]
             self._cache = [[memory.zeros(batch * size, dtype) for _ in "kv"]
                            for _ in range(config.n_layer)]
 

@@ -4,6 +4,8 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from andrea_numba import compile_beside
 
 LOAD = """
@@ -17,23 +19,25 @@ class Listener(event.Listener):
     def on_end(self, ended):
         pass
 event.register("numba:compile", Listener())
-start.load_kernels(device.choose("cpu", "fp32"), ModelConfig(), 1)
+start.load_kernels(device.choose("cpu", "fp32"), ModelConfig(), 1, OPTIONS)
 print(*names)
 """
 
 
-def run(tmp_path) -> subprocess.CompletedProcess:
+def run(tmp_path, options: str) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-c", LOAD], capture_output=True, text=True, timeout=300,
+        [sys.executable, "-c", LOAD.replace("OPTIONS", options)],
+        capture_output=True, text=True, timeout=300,
         env={**os.environ, "ANDREA_CACHE_DIR": str(tmp_path),
              "PYTHONPATH": os.pathsep.join(sys.path)})
 
 
-def test_each_process_compiles_its_kernels(tmp_path):
-    cold, warm = run(tmp_path), run(tmp_path)
+@pytest.mark.parametrize("options", ["training=True", "training=False, stored='int8'"])
+def test_each_process_compiles_its_kernels(options, tmp_path):
+    cold, warm = run(tmp_path, options), run(tmp_path, options)
     assert cold.stderr.startswith("compiling kernels for this machine") and not cold.returncode
     compiled = cold.stdout.split()
-    assert "kernels.matmul.cpu" in compiled
+    assert [name for name in compiled if name.startswith("kernels.matmul")]
     assert not [name for name in compiled if name.startswith("kernels.attention")]
     assert (warm.stdout, warm.stderr) == ("\n", "")
 

@@ -17,7 +17,7 @@ from ..common.simd import prefetch
 from . import cpu_blas, cpu_vector, cpu_vector_backward
 
 LOW = F(np.finfo(np.float32).min)  # of all scores; finite: the difference of two is not NaN
-AHEAD = 16  # positions
+AHEAD = 6144  # bytes
 
 _forward, _backward = ((cpu_vector.forward, cpu_vector_backward.backward) if VECTORS
                        else (cpu_blas.forward, cpu_blas.backward))
@@ -36,7 +36,7 @@ def backward(dqkv, dout, out, lse, qkv) -> None:
 def append(k_cache, v_cache, qkv, start) -> None:
     """Rows start..start+T-1 of k_cache and v_cache [B,H,context,D] from qkv [B*T,3d].
 
-    start [1] is 0 where it is None.
+    start [1] is 0 where it is None. Caches may be of bfloat16 beside a qkv of float32.
     """
     batch, _, context, _ = k_cache.shape
     first = 0 if start is None else int(start[0])
@@ -50,7 +50,8 @@ def append(k_cache, v_cache, qkv, start) -> None:
 def decode(out, qkv, k_cache, v_cache, position) -> None:
     """out [B,d]: the query of qkv [B,3d] over rows 0..position of the caches [B,H,context,D].
 
-    position [1]: in memory, as on a GPU.
+    position [1]: in memory, as on a GPU. Caches may be of bfloat16 beside out and qkv of float32:
+    they are half of what is read.
     """
     last = int(position[0])
     if not 0 <= last < k_cache.shape[2]:
@@ -72,47 +73,56 @@ def _append(k_cache, v_cache, qkv, first):
             key = (heads + h) * head_dim
             value = key + heads * head_dim
             for j in range(head_dim):
-                k_cache[b, h, t, j] = qkv[row, key + j]
-                v_cache[b, h, t, j] = qkv[row, value + j]
+                k_cache[b, h, t, j] = stored_in(k_cache, as_float(qkv[row, key + j]))
+                v_cache[b, h, t, j] = stored_in(v_cache, as_float(qkv[row, value + j]))
 
 
 @njit(parallel=True, fastmath=FAST_SUM)
 def _decode(out, qkv, k_cache, v_cache, position, scale):
-    """Rows of a cache are asked for AHEAD of their use: 15 % faster where they are in memory."""
+    """Rows of a cache are asked for AHEAD of their use, after the keys the values, and then the
+    next head's keys: 1.2 times as fast in float32, 1.5 times in bfloat16, if they are in memory.
+    """
     batch, heads, context, head_dim = k_cache.shape
     line = CACHE_LINE // k_cache.itemsize
+    ahead = min(AHEAD // (head_dim * k_cache.itemsize), position + 1)
     for head in prange(batch * heads):
         b = head // heads
         h = head - b * heads
         keys = pointer(k_cache, head * context * head_dim)
         values = pointer(v_cache, head * context * head_dim)
+        following = pointer(keys, context * head_dim)
         query = np.empty(head_dim, np.float32)
         for j in range(head_dim):
             query[j] = as_float(qkv[b, h * head_dim + j])
-        scores = np.empty(position + 1, np.float32)
+        weights = np.empty(position + 1, np.float32)
         largest = LOW
-        for t in range(position + 1):
+        for t in range(weights.size):
+            _ask_for_row(keys, values, t + ahead, position + 1, head_dim, line)
             row = t * head_dim
-            for j in range(0, head_dim, line):
-                prefetch(keys, row + AHEAD * head_dim + j)
-            total = F(0.0)
+            product = F(0.0)
             for j in range(head_dim):
-                total += query[j] * as_float(keys[row + j])
-            scores[t] = total * scale
-            largest = scores[t] if scores[t] > largest else largest
+                product += query[j] * as_float(keys[row + j])
+            weights[t] = product * scale
+            largest = weights[t] if weights[t] > largest else largest
         total = F(0.0)
-        for t in range(scores.size):
-            e = exp(scores[t] - largest)
-            scores[t] = e
+        for t in range(weights.size):
+            e = exp(weights[t] - largest)
+            weights[t] = e
             total += e
         sums = np.zeros(head_dim, np.float32)
-        for t in range(scores.size):
+        for t in range(weights.size):
+            _ask_for_row(values, following, t + ahead, position + 1, head_dim, line)
             row = t * head_dim
-            for j in range(0, head_dim, line):
-                prefetch(values, row + AHEAD * head_dim + j)
-            weight = scores[t] / total
             for j in range(head_dim):
-                sums[j] += weight * as_float(values[row + j])
+                sums[j] += weights[t] * as_float(values[row + j])
         result = out[b, h * head_dim:(h + 1) * head_dim]
         for j in range(head_dim):
-            result[j] = stored_in(out, sums[j])
+            result[j] = stored_in(out, sums[j] / total)
+
+
+@njit(forceinline=True)
+def _ask_for_row(rows, others, t, count, width, line):
+    """Row t of `rows`, or of `others`, which will be read after `count` of them."""
+    source, at = (rows, t) if t < count else (others, t - count)
+    for j in range(0, width, line):
+        prefetch(source, at * width + j)

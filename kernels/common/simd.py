@@ -45,6 +45,7 @@ from .simd_ir import (
     f32x16,
     first_lanes,
     i32x16,
+    lanes_stored,
     larger,
     masked_load,
     masked_store,
@@ -56,6 +57,7 @@ from .simd_ir import (
     rounded_pairs,
     shuffle,
     splat,
+    sums_by_halves,
     swap,
     vector_or_float,
     vectors,
@@ -149,6 +151,12 @@ def store_first(typingctx, p, i, vector, count):
         return context.get_dummy_value()
 
     return types.void(p, types.intp, vector, types.intp), codegen
+
+
+@intrinsic
+def store_lanes(typingctx, p, i, vector, first, count):
+    """p[i : i + count] = the lanes first, first + 1, ... of float32."""
+    return types.void(p, types.intp, vector, types.intp, types.intp), lanes_stored
 
 
 @intrinsic
@@ -317,6 +325,12 @@ def reciprocal(typingctx, a):
 def sum_lanes(typingctx, a):
     """Sum of the 16 lanes; the halves are added until one lane is left."""
     return reduction(a, ir.IRBuilder.fadd)
+
+
+@intrinsic
+def sums_of_lanes(typingctx, rows):
+    """Lane j is sum_lanes(rows[j]), of 16 registers: a third of the instructions."""
+    return f32x16(rows), sums_by_halves
 
 
 @intrinsic

@@ -122,6 +122,18 @@ def masked_store(builder, value, target, mask):
     call(builder, name, ir.VoidType(), value, target, I32(BYTES[value.type.element]), mask)
 
 
+def lanes_stored(context, builder, signature, args):
+    place, index, vector, first, count = args
+    kind = signature.args[0]
+    start = builder.sub(index, first)
+    target = address(context, builder, kind, place, start, FLOATS)
+    end = builder.add(first, count)
+    mask = builder.and_(first_lanes(builder, end, LANES),
+                        builder.not_(first_lanes(builder, first, LANES)))
+    masked_store(builder, vector, target, mask)
+    return context.get_dummy_value()
+
+
 def _name(vector) -> str:
     """As LLVM's overloaded intrinsics call it."""
     return f"v{vector.count}{_LETTER[vector.element]}"
@@ -174,6 +186,17 @@ def reduction(a, combine):
         return builder.extract_element(value, I32(0))
 
     return types.float32(a), codegen
+
+
+def sums_by_halves(context, builder, signature, args):
+    """Of two rows halves are added, until each is one lane: the order of `reduction`."""
+    rows = [builder.load(builder.gep(args[0], [I32(i)])) for i in range(LANES)]
+    for size in (8, 4, 2, 1):
+        low = [j for j in range(2 * LANES) if not j & size]
+        high = [j + size for j in low]
+        rows = [builder.fadd(shuffle(builder, a, b, low), shuffle(builder, a, b, high))
+                for a, b in zip(rows[0::2], rows[1::2], strict=True)]
+    return rows[0]
 
 
 def rounded_pairs(name, first, second, lanes):

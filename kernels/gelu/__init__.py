@@ -8,7 +8,7 @@ Derivative:
     GELU'(x) = 1/2 * (1 + tanh u) + x/2 * (1 - tanh^2 u) * sqrt(2/pi) * (1 + 3*0.044715 * x^2)
     dx       = dy * GELU'(x)
 
-Beyond |x| = 11 no float32 can tell the function from x or 0 and its derivative from 1 or 0, and
+Beyond |x| = 10 no float32 can tell the function from x or 0 and its derivative from 1 or 0, and
 exactly these are given: also where x^3 would overflow, and GELU(inf) = inf, GELU(-inf) = 0. NaN
 stays NaN.
 

@@ -7,7 +7,7 @@ import math
 from numba import prange
 
 from ..common.cache import njit
-from ..common.cpu_math import BLOCK, FAST, F, exp2, flat
+from ..common.cpu_math import BLOCK, FAST, F, exp2_normal, flat
 from ..common.simd import reciprocal, where_less
 from .oracle import TAIL
 
@@ -30,13 +30,14 @@ def backward(dx, dy, x) -> None:
 @njit(fastmath=FAST, forceinline=True)
 def gelu(v):
     """GELU of a float32, or of each lane of a vector."""
-    return where_less(v, _LEFT, F(0.0), v * reciprocal(F(1.0) + exp2(v * (_E + _E3 * (v * v)))))
+    e = exp2_normal(v * (_E + _E3 * (v * v)))
+    return where_less(v, _LEFT, F(0.0), v * reciprocal(F(1.0) + e))
 
 
 @njit(fastmath=FAST, forceinline=True)
 def gelu_slope(v):
     """GELU' of a float32, or of each lane of a vector."""
-    e = exp2(v * (_E + _E3 * (v * v)))
+    e = exp2_normal(v * (_E + _E3 * (v * v)))
     s = reciprocal(F(1.0) + e)
     # s (1 - s) d(2u)/dv, with 1 - s = e s free of cancellation
     slope = (e * s) * s * (v * (_C + _C3 * (v * v)))

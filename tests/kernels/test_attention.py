@@ -133,6 +133,24 @@ def test_decoding_with_the_cache_equals_full_attention(attention, prompt):
     assert np.isnan(k_cache[:, :, T:]).all() and np.isnan(v_cache[:, :, T:]).all()
 
 
+def test_a_cache_in_bfloat16_beside_float32():
+    """Rows are rounded to nearest even, and then as good as float32 ones of these numbers."""
+    qkv = normal(B * 3, 3 * d)
+    caches = [np.full((B, H, 5, D), np.nan, dtype) for dtype in
+              (np.float32, np.float32, ml_dtypes.bfloat16, ml_dtypes.bfloat16)]
+    rounded = qkv.astype(ml_dtypes.bfloat16).astype(np.float32)
+    TABLES["cpu"].append(*caches[:2], rounded, at(1))
+    TABLES["cpu"].append(*caches[2:], qkv, at(1))
+    for exact, stored in zip(caches[:2], caches[2:], strict=True):
+        assert np.array_equal(exact, stored.astype(np.float32), equal_nan=True)
+        exact[:, :, 0], stored[:, :, 0] = 1, 1
+    outs = np.full((2, B, d), np.nan, np.float32)
+    query = np.ascontiguousarray(qkv[:B])
+    for out, pair in zip(outs, (caches[:2], caches[2:]), strict=True):
+        TABLES["cpu"].decode(out, query, *pair, at(3))
+    assert outs[0].tobytes() == outs[1].tobytes()
+
+
 @pytest.mark.skipif(not VECTORS, reason="no vectors that kernels use")
 @pytest.mark.parametrize(("name", "module"),
                          [("forward", cpu_vector), ("backward", cpu_vector_backward)])

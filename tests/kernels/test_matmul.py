@@ -181,6 +181,29 @@ def test_stored_matrices_of_any_kind(M, transpose_w, kind):
     np.testing.assert_allclose(y, expected, rtol=1e-6)
 
 
+@pytest.mark.skipif(not VECTORS, reason="x is not rounded there")
+@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("K", [40, 3072, 40_000])
+def test_products_with_int8_round_x_to_so_many_bits(K, size):
+    """To at most half a step; larger sums leave fewer bits, and none of them leaves int32."""
+    rng = np.random.default_rng(8)
+    x = (size * rng.standard_normal((5, K))).astype(np.float32)
+    x[1] = np.abs(x[1]).max()  # with weights of 127 the largest sum there can be
+    w = rng.integers(-127, 128, (K, 7)).astype(np.float32)
+    w[:, :2] = 127, -127
+    w[0] = 127
+    stored = cpu_stored.store(w, "int8", False)
+    y = np.full((5, 7), np.nan, np.float32)
+    CPU.forward(y, None, x, stored, None, None, False)
+    bits = 14 if K < 16_000 else 12
+    half_step = np.abs(x).max(axis=1).astype(np.float64) / 2**bits
+    bound = half_step[:, None] * np.abs(w).sum(axis=0)
+    exact = x.astype(np.float64) @ w
+    summing = 1e-6 * np.abs(x).astype(np.float64) @ np.abs(w)  # 16 sums, and rounding y
+    assert (np.abs(y - exact) <= bound + summing).all()
+    assert (np.abs(y - exact) > 1e-3 * bound).any()  # a control: x is rounded
+
+
 @pytest.mark.parametrize("kind", cpu_stored.KINDS)
 def test_a_row_times_a_stored_matrix_has_the_bits_it_has_among_others(kind):
     rng = np.random.default_rng(7)

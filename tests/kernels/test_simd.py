@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from numba import prange
 
-from kernels.common import cpu_features, simd
+from kernels.common import cpu_features, simd, simd_int
 from kernels.common.cache import njit
 from kernels.common.cpu_math import exp, exp2, pointer
 from kernels.common.cpu_threads import take_number
@@ -172,6 +172,34 @@ def test_reductions():
 
 
 @njit()
+def _sums_of_lanes(out, one_by_one, rows):
+    vectors = simd.registers(16)
+    for i in range(16):
+        vectors[i] = simd.load(rows, 16 * i)
+        one_by_one[i] = simd.sum_lanes(vectors[i])
+    simd.store(out, 0, simd.sums_of_lanes(vectors))
+
+
+def test_sixteen_sums_have_the_bits_of_single_ones():
+    out, one_by_one = np.full((2, 16), np.nan, np.float32)
+    _sums_of_lanes(out, one_by_one, rng.standard_normal(256, np.float32))
+    assert out.tobytes() == one_by_one.tobytes()
+
+
+@njit()
+def _store_lanes(out, a, i, first, count):
+    simd.store_lanes(out, i, simd.load(a, 0), first, count)
+
+
+def test_some_lanes_are_stored_and_nothing_beside_them():
+    for first, count in ((0, 4), (4, 4), (12, 4), (3, 2), (0, 16), (7, 0)):
+        out, expected = np.full((2, 40), 99, np.float32)
+        expected[20:20 + count] = A[first:first + count]
+        _store_lanes(out, A, 20, first, count)
+        assert np.array_equal(out, expected), (first, count)
+
+
+@njit()
 def _transpose(target, source):
     rows = simd.registers(16)
     for i in range(16):
@@ -240,6 +268,45 @@ def test_products_of_pairs():
     _dot(out, A, B, C)
     a, b = floats(bits(A)).astype(np.float64), floats(bits(B)).astype(np.float64)
     assert np.allclose(out, C + a * a + b * b, rtol=3e-7, atol=0)
+
+
+@njit()
+def _integers(out, floats, a, b, rounds):
+    total = simd_int.integers(1)
+    total[0] = simd.broadcast(np.int32(5))
+    for _ in range(rounds):
+        total[0] = simd_int.multiply_add_pairs(
+            total[0], simd_int.load_int16_pairs(a, 1), simd_int.load_int16_pairs(b, 2))
+    simd.store(out, 0, total[0])
+    simd.store(floats, 0, simd_int.as_floats(total[0]))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.int16])
+def test_products_of_small_integers_are_exact(dtype):
+    """Extreme ones among them; 511 times the largest of int8 by int16 is just within int32."""
+    out, floats = np.empty(16, np.int32), np.empty(16, np.float32)
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    a = rng.integers(low, high + 1, 40).astype(dtype)
+    b = rng.integers(-2**14, 2**14, 40).astype(np.int16)
+    a[1:5], b[2:6] = (low, low, high, high), (-2**14, -2**14, 2**14, 2**14)
+    rounds = 511 if dtype == np.int8 else 1
+    _integers(out, floats, a, b, rounds)
+    products = a[1:33].astype(np.int64) * b[2:34]
+    assert np.array_equal(out, 5 + rounds * products.reshape(16, 2).sum(axis=1))
+    assert np.array_equal(floats, out.astype(np.float32))
+
+
+@njit()
+def _store_int16(out, a):
+    simd_int.store_int16(out, 3, simd.load(a, 0))
+
+
+def test_floats_are_rounded_to_the_nearest_int16():
+    out, expected = np.full((2, 30), 99, np.int16)
+    a = np.float32([0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.4, 7.6, 32767, -32768, 32766.5, *range(5)])
+    expected[3:19] = np.rint(a)
+    _store_int16(out, a)
+    assert np.array_equal(out, expected)
 
 
 def test_the_ladder():

@@ -1,0 +1,103 @@
+"""Vectors of small integers in CPU kernels: int8 times int16, in exact sums of int32.
+
+    total = multiply_add_pairs(total, load_int16_pairs(w, k), load_int16_pairs(x, k))
+
+As in simd.py a vector has 16 lanes; each holds an int32, or a pair of int16. Every function needs
+cpu_features.VECTORS.
+"""
+
+from llvmlite import ir
+from numba import types
+from numba.core.errors import NumbaTypeError
+from numba.extending import intrinsic
+
+from .cpu_features import AVX512
+from .simd_ir import (
+    FLOATS,
+    I8,
+    I16,
+    INTS,
+    LANES,
+    WORD_PAIRS,
+    WORDS,
+    address,
+    call,
+    f32x16,
+    i32x16,
+    shuffle,
+    vectors,
+)
+
+PAIRS = 2 * LANES  # numbers in a vector of pairs
+
+
+@intrinsic
+def load_int16_pairs(typingctx, p, i):
+    """Lane j is the pair p[i + 2j], p[i + 2j + 1] of int16, or of int8 converted to it."""
+    if getattr(p, "dtype", None) not in (types.int8, types.int16):
+        raise NumbaTypeError(f"load_int16_pairs reads int8 or int16, not {p}")
+    element = I8 if p.dtype == types.int8 else I16
+
+    def codegen(context, builder, signature, args):
+        source = address(context, builder, p, *args, ir.VectorType(element, PAIRS))
+        value = builder.load(source, align=element.width // 8)
+        wide = builder.sext(value, WORD_PAIRS) if element == I8 else value
+        return builder.bitcast(wide, INTS)
+
+    return i32x16(p, types.intp), codegen
+
+
+@intrinsic
+def store_int16(typingctx, p, i, vector):
+    """p[i : i + 16] = the nearest int16 of the float32 lanes, which are within its range."""
+    if getattr(p, "dtype", None) != types.int16 or vector != f32x16:
+        raise NumbaTypeError(f"store_int16 stores float32 to int16, not {vector} to {p}")
+
+    def codegen(context, builder, signature, args):
+        whole = call(builder, "llvm.rint.v16f32", FLOATS, args[2])
+        words = builder.trunc(builder.fptosi(whole, INTS), WORDS)
+        target = address(context, builder, p, *args[:2], WORDS)
+        builder.store(words, target, align=2)
+        return context.get_dummy_value()
+
+    return types.void(p, types.intp, vector), codegen
+
+
+@intrinsic(prefer_literal=True)
+def integers(typingctx, count):
+    """As `registers` of simd.py, of vectors of int32 or of pairs."""
+    kind, codegen = vectors(i32x16, count)
+    return kind(count), codegen
+
+
+@intrinsic
+def multiply_add_pairs(typingctx, acc, a, b):
+    """acc + a.low * b.low + a.high * b.high, of int32; one instruction where there is VNNI."""
+    if (acc, a, b) != (i32x16,) * 3:
+        raise NumbaTypeError(f"multiply_add_pairs takes vectors of int32, not {acc}, {a}, {b}")
+
+    def codegen(context, builder, signature, args):
+        a, b = (builder.bitcast(x, WORD_PAIRS) for x in args[1:])
+        if AVX512:
+            products = call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, a, b)
+        else:
+            half = ir.VectorType(ir.IntType(32), LANES // 2)
+            parts = [call(builder, "llvm.x86.avx2.pmadd.wd", half,
+                          *(shuffle(builder, x, x, range(first, first + LANES)) for x in (a, b)))
+                     for first in (0, LANES)]
+            products = shuffle(builder, *parts, range(LANES))
+        return builder.add(args[0], products)
+
+    return i32x16(acc, a, b), codegen
+
+
+@intrinsic
+def as_floats(typingctx, a):
+    """Each int32 as the nearest float32."""
+    if a != i32x16:
+        raise NumbaTypeError(f"as_floats takes a vector of int32, not {a}")
+
+    def codegen(context, builder, signature, args):
+        return builder.sitofp(args[0], FLOATS)
+
+    return f32x16(a), codegen
