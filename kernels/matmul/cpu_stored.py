@@ -34,7 +34,7 @@ from ..common.cpu_math import (
     pointer,
     words,
 )
-from ..common.cpu_tile import aligned_zeros, scratch
+from ..common.cpu_tile import CACHE_LINE, aligned_zeros, scratch
 from ..common.simd import (
     LANES,
     broadcast,
@@ -262,8 +262,12 @@ def _make_dots(samples: int) -> Callable:
         rows, K = sums.shape[0], values.shape[1]
         p, flat_sums = pointer(values, 0), pointer(sums, 0)
         ahead = int8_lines * K * max(1, AHEAD // (int8_lines * K))
+        # What is asked for while a group of rows of x is multiplied, in all and in a step.
+        share = int8_lines * K * samples // rows
+        step = share * PAIRS // K
         for n in range(first, last, int8_lines):
             for m in range(0, rows, samples):
+                ask = n * K + ahead + m // samples * share
                 total, one = integers(int8_count), registers(LANES)
                 line = integers(int8_lines)
                 for i in range(int8_count):
@@ -272,7 +276,10 @@ def _make_dots(samples: int) -> Callable:
                     for i in range(int8_lines):
                         at = min(n + i, last - 1) * K + k
                         line[i] = load_int16_pairs(p, at)
-                        prefetch(p, at + ahead)
+                    for c in range(0, int8_lines * PAIRS, CACHE_LINE):
+                        if c < step:
+                            prefetch(p, ask + c)
+                    ask += step
                     for j in range(samples):
                         a = load_int16_pairs(x, m * K + k * samples + j * PAIRS)
                         for i in range(int8_lines):
