@@ -64,17 +64,20 @@ def decode(out, qkv, k_cache, v_cache, position) -> None:
 @njit()
 def _append(k_cache, v_cache, qkv, first):
     """One thread: a row of a new token is copied before others are awake."""
-    batch, heads, _, head_dim = k_cache.shape
+    batch, heads, context, head_dim = k_cache.shape
     length = qkv.shape[0] // batch
     for row in range(qkv.shape[0]):
         b = row // length
         t = first + row - b * length
         for h in range(heads):
-            key = (heads + h) * head_dim
-            value = key + heads * head_dim
+            key = pointer(qkv, (row * 3 * heads + heads + h) * head_dim)
+            value = pointer(key, heads * head_dim)
+            at = ((b * heads + h) * context + t) * head_dim
+            kept_key, kept_value = pointer(k_cache, at), pointer(v_cache, at)
             for j in range(head_dim):
-                k_cache[b, h, t, j] = stored_in(k_cache, as_float(qkv[row, key + j]))
-                v_cache[b, h, t, j] = stored_in(v_cache, as_float(qkv[row, value + j]))
+                kept_key[j] = stored_in(k_cache, as_float(key[j]))
+            for j in range(head_dim):
+                kept_value[j] = stored_in(v_cache, as_float(value[j]))
 
 
 @njit(parallel=True, fastmath=FAST_SUM)

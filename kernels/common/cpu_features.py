@@ -44,8 +44,10 @@ def _tiles_permitted() -> bool:
     return ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_PERMISSION, _TILE_DATA) == 0
 
 
-RUNG = rung_of(cpu_target.target_context.codegen().magic_tuple()[2])
+_FEATURES = cpu_target.target_context.codegen().magic_tuple()[2]
+RUNG = rung_of(_FEATURES)
 VECTORS = RUNG != "plain"  # whether kernels/common/simd.py may be used
 AVX512 = RUNG not in ("avx2", "plain")  # whether a vector is one register
 TILES = RUNG == "amx"  # whether kernels/common/amx.py may be
 BF16 = TILES or RUNG == "avx512bf16"  # whether pairs of bfloat16 may be, and so such operands
+VNNI = AVX512 and "+avx512vnni" in _FEATURES.split(",")  # products of int16 that are added at once

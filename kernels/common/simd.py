@@ -11,9 +11,8 @@ follows the fastmath flags of the function. What takes no vectors at all gives a
 formula is written once for vectors and for plain loops: see cpu_math.
 
 `p` is a flat C-contiguous array or a `pointer` into one, of float32, of int32, or of uint16: the
-bits of bfloat16, converted on the way to and from float32 lanes. int8 becomes float32 when it is
-loaded, and is not stored. No bounds are checked. Every function but `prefetch` needs
-cpu_features.VECTORS; those that say so need cpu_features.BF16.
+bits of bfloat16, converted on the way to and from float32 lanes. No bounds are checked. Every
+function but `prefetch` needs cpu_features.VECTORS; those that say so need cpu_features.BF16.
 """
 
 import operator
@@ -44,8 +43,8 @@ from .simd_ir import (
     element_of,
     f32x16,
     first_lanes,
+    half_of,
     i32x16,
-    lanes_stored,
     larger,
     masked_load,
     masked_store,
@@ -57,7 +56,6 @@ from .simd_ir import (
     rounded_pairs,
     shuffle,
     splat,
-    sums_by_halves,
     swap,
     vector_or_float,
     vectors,
@@ -113,8 +111,9 @@ def store_uncached(typingctx, p, i, vector):
 
 @intrinsic
 def prefetch(typingctx, p, i):
-    """Ask for the cache line of p[i], which will be read soon; p[i] need not exist."""
-    element_of(p)
+    """Ask for the cache line of p[i], of any type, to be read soon; p[i] need not exist."""
+    if not isinstance(p, types.Array | types.CPointer):
+        raise NumbaTypeError(f"prefetch takes an array or a pointer, not {p}")
 
     def codegen(context, builder, signature, args):
         source = address(context, builder, p, *args, I8)
@@ -151,12 +150,6 @@ def store_first(typingctx, p, i, vector, count):
         return context.get_dummy_value()
 
     return types.void(p, types.intp, vector, types.intp), codegen
-
-
-@intrinsic
-def store_lanes(typingctx, p, i, vector, first, count):
-    """p[i : i + count] = the lanes first, first + 1, ... of float32."""
-    return types.void(p, types.intp, vector, types.intp, types.intp), lanes_stored
 
 
 @intrinsic
@@ -328,12 +321,6 @@ def sum_lanes(typingctx, a):
 
 
 @intrinsic
-def sums_of_lanes(typingctx, rows):
-    """Lane j is sum_lanes(rows[j]), of 16 registers: a third of the instructions."""
-    return f32x16(rows), sums_by_halves
-
-
-@intrinsic
 def max_lanes(typingctx, a):
     """The largest lane; with NaN among them, any lane."""
     return reduction(a, larger)
@@ -360,6 +347,19 @@ def transpose(typingctx, rows):
 
 
 # Pairs of bfloat16
+
+
+@intrinsic
+def low_halves(typingctx, pairs):
+    """The first of each pair, as float32."""
+    return half_of("low_halves", pairs, lambda builder, a: builder.shl(a, INTS([16] * LANES)))
+
+
+@intrinsic
+def high_halves(typingctx, pairs):
+    """The second of each pair, as float32."""
+    return half_of("high_halves", pairs,
+                   lambda builder, a: builder.and_(a, INTS([-1 << 16] * LANES)))
 
 
 @intrinsic

@@ -11,7 +11,7 @@ from numba import types
 from numba.core.errors import NumbaTypeError
 from numba.extending import intrinsic
 
-from .cpu_features import AVX512
+from .cpu_features import AVX512, VNNI
 from .simd_ir import (
     FLOATS,
     I8,
@@ -25,7 +25,6 @@ from .simd_ir import (
     f32x16,
     i32x16,
     shuffle,
-    vectors,
 )
 
 PAIRS = 2 * LANES  # numbers in a vector of pairs
@@ -63,20 +62,18 @@ def store_int16(typingctx, p, i, vector):
     return types.void(p, types.intp, vector), codegen
 
 
-@intrinsic(prefer_literal=True)
-def integers(typingctx, count):
-    """As `registers` of simd.py, of vectors of int32 or of pairs."""
-    kind, codegen = vectors(i32x16, count)
-    return kind(count), codegen
-
-
 @intrinsic
 def multiply_add_pairs(typingctx, acc, a, b):
-    """acc + a.low * b.low + a.high * b.high, of int32; one instruction where there is VNNI."""
+    """acc + a.low * b.low + a.high * b.high, of int32; one instruction where there is VNNI.
+
+    A sum that leaves int32 is undefined.
+    """
     if (acc, a, b) != (i32x16,) * 3:
         raise NumbaTypeError(f"multiply_add_pairs takes vectors of int32, not {acc}, {a}, {b}")
 
     def codegen(context, builder, signature, args):
+        if VNNI:  # the one that saturates: of the other LLVM makes two instructions again
+            return call(builder, "llvm.x86.avx512.vpdpwssds.512", INTS, *args)
         a, b = (builder.bitcast(x, WORD_PAIRS) for x in args[1:])
         if AVX512:
             products = call(builder, "llvm.x86.avx512.pmaddw.d.512", INTS, a, b)
@@ -93,11 +90,11 @@ def multiply_add_pairs(typingctx, acc, a, b):
 
 @intrinsic
 def as_floats(typingctx, a):
-    """Each int32 as the nearest float32."""
-    if a != i32x16:
-        raise NumbaTypeError(f"as_floats takes a vector of int32, not {a}")
+    """Each lane as the nearest float32; of float32 the vector itself."""
+    if a not in (i32x16, f32x16):
+        raise NumbaTypeError(f"as_floats takes a vector, not {a}")
 
     def codegen(context, builder, signature, args):
-        return builder.sitofp(args[0], FLOATS)
+        return args[0] if a == f32x16 else builder.sitofp(args[0], FLOATS)
 
     return f32x16(a), codegen

@@ -10,9 +10,8 @@ LANES = 16
 I8, I16, I32, FLOAT = ir.IntType(8), ir.IntType(16), ir.IntType(32), ir.FloatType()
 FLOATS, INTS = ir.VectorType(FLOAT, LANES), ir.VectorType(I32, LANES)
 WORDS, WORD_PAIRS = ir.VectorType(I16, LANES), ir.VectorType(I16, 2 * LANES)
-OCTETS = ir.VectorType(I8, LANES)
-_LETTER = {FLOAT: "f32", I32: "i32", I16: "i16", I8: "i8"}
-BYTES = {FLOAT: 4, I32: 4, I16: 2, I8: 1}
+_LETTER = {FLOAT: "f32", I32: "i32", I16: "i16"}
+BYTES = {FLOAT: 4, I32: 4, I16: 2}
 
 
 class _Bfloat(ir.Type):
@@ -48,9 +47,8 @@ class _VectorModel(models.PrimitiveModel):
 f32x16, i32x16 = Vector(types.float32), Vector(types.int32)
 ZIPPED = [lane for j in range(LANES) for lane in (j, LANES + j)]  # of two vectors, alternating
 # By element type of memory: the vector it is loaded as, and as it lies there.
-VECTOR_OF = {types.float32: f32x16, types.int32: i32x16, types.uint16: f32x16,
-             types.int8: f32x16}
-STORED = {types.float32: FLOATS, types.int32: INTS, types.uint16: WORDS, types.int8: OCTETS}
+VECTOR_OF = {types.float32: f32x16, types.int32: i32x16, types.uint16: f32x16}
+STORED = {types.float32: FLOATS, types.int32: INTS, types.uint16: WORDS}
 
 
 def element_of(p, vector=None) -> types.Type:
@@ -58,9 +56,9 @@ def element_of(p, vector=None) -> types.Type:
     flat = isinstance(p, types.Array) and p.ndim == 1 and p.layout == "C"
     element = p.dtype if flat or isinstance(p, types.CPointer) else None
     if element not in VECTOR_OF:
-        raise NumbaTypeError(f"expected a flat array or a pointer of float32, int32, uint16 or "
-                             f"int8, not {p}")
-    if vector is not None and (vector != VECTOR_OF[element] or element == types.int8):
+        raise NumbaTypeError("expected a flat array or a pointer of float32, int32 or uint16, "
+                             f"not {p}")
+    if vector not in (None, VECTOR_OF[element]):
         raise NumbaTypeError(f"{vector} cannot be stored to {p}")
     return element
 
@@ -88,8 +86,6 @@ def vectors(kind, count):
 
 def widened(builder, value):
     """A loaded vector as lanes of 32 bits."""
-    if value.type == OCTETS:
-        return builder.sitofp(builder.sext(value, INTS), FLOATS)
     if value.type != WORDS:
         return value
     wide = builder.zext(value, INTS)
@@ -120,18 +116,6 @@ def masked_load(builder, source, mask, stored):
 def masked_store(builder, value, target, mask):
     name = f"llvm.masked.store.{_name(value.type)}.p0"
     call(builder, name, ir.VoidType(), value, target, I32(BYTES[value.type.element]), mask)
-
-
-def lanes_stored(context, builder, signature, args):
-    place, index, vector, first, count = args
-    kind = signature.args[0]
-    start = builder.sub(index, first)
-    target = address(context, builder, kind, place, start, FLOATS)
-    end = builder.add(first, count)
-    mask = builder.and_(first_lanes(builder, end, LANES),
-                        builder.not_(first_lanes(builder, first, LANES)))
-    masked_store(builder, vector, target, mask)
-    return context.get_dummy_value()
 
 
 def _name(vector) -> str:
@@ -188,17 +172,6 @@ def reduction(a, combine):
     return types.float32(a), codegen
 
 
-def sums_by_halves(context, builder, signature, args):
-    """Of two rows halves are added, until each is one lane: the order of `reduction`."""
-    rows = [builder.load(builder.gep(args[0], [I32(i)])) for i in range(LANES)]
-    for size in (8, 4, 2, 1):
-        low = [j for j in range(2 * LANES) if not j & size]
-        high = [j + size for j in low]
-        rows = [builder.fadd(shuffle(builder, a, b, low), shuffle(builder, a, b, high))
-                for a, b in zip(rows[0::2], rows[1::2], strict=True)]
-    return rows[0]
-
-
 def rounded_pairs(name, first, second, lanes):
     need_floats(name, first, second)
 
@@ -208,6 +181,17 @@ def rounded_pairs(name, first, second, lanes):
         return builder.bitcast(shuffle(builder, words, words, lanes), INTS)
 
     return i32x16(first, second), codegen
+
+
+def half_of(name, pairs, bits):
+    """Lanes of float32 whose bits `bits` makes of the pairs."""
+    if pairs != i32x16:
+        raise NumbaTypeError(f"{name} takes pairs of bfloat16, not {pairs}")
+
+    def codegen(context, builder, signature, args):
+        return builder.bitcast(bits(builder, args[0]), FLOATS)
+
+    return f32x16(pairs), codegen
 
 
 def pairs_multiply_add(*kinds):

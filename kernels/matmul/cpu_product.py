@@ -55,7 +55,7 @@ ROWS, VECTORS = (6, 1) if RUNG == "avx2" else (8, 3)
 COLUMNS = VECTORS * LANES
 SHAPES = {pair: tile_shape(pair, ROWS, COLUMNS) for pair in (1, 2)}
 DEPTH, LONG_DEPTH = 512, 768  # words of a block; of float32 that lies along K: 4 % faster
-PLAIN, GELU, RESIDUAL, SLOPE, SUMS = range(5)  # what follows the sum, see `_finish`
+PLAIN, GELU, RESIDUAL, SLOPE, SUMS = range(5)  # what follows the sum, see `finish`
 CACHED = 3 << 16  # words of B's panels, 768 KB, that all rows of a band meet
 KEPT = 2 * CACHED  # words of A's rows that are packed together
 # The cost of packing a row, by terms in a word, as a part of the products of a tile.
@@ -73,7 +73,7 @@ _sum_tile, _sum_narrow_tile, _sum_single_tile = (
 
 def linear(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
     """y = x·w + bias, or x·wᵀ + bias, and what follows; see cpu.forward."""
-    epilogue = _epilogue(pre_gelu, residual)
+    epilogue = epilogue_of(pre_gelu, residual)
     _product(y, x, True, w, transpose_w, pre_gelu, bias, residual, epilogue, True)
 
 
@@ -91,17 +91,17 @@ def add_product(dw, a, b) -> None:
 def finish_row(y, pre_gelu, sums, bias, residual) -> None:
     """Bias, and GELU or residual, on sums [N] of one row."""
     sums = np.append(sums, np.zeros(COLUMNS, np.float32))  # read in whole vectors
-    _finish_row(*_epilogue_arrays(y, pre_gelu, bias, residual), sums, y.size,
-                _epilogue(pre_gelu, residual))
+    _finish_row(*epilogue_arrays(y, pre_gelu, bias, residual), sums, y.size,
+                epilogue_of(pre_gelu, residual))
 
 
-def _epilogue(pre_gelu, residual) -> int:
+def epilogue_of(pre_gelu, residual) -> int:
     if pre_gelu is not None:
         return GELU
     return PLAIN if residual is None else RESIDUAL
 
 
-def _epilogue_arrays(c, pre_gelu, bias, residual):
+def epilogue_arrays(c, pre_gelu, bias, residual):
     """Flat; what is absent is empty, or C itself."""
     c = flat(words(c))
     return (c, c if pre_gelu is None else flat(words(pre_gelu)),
@@ -117,7 +117,7 @@ def _product(c, a, a_along, b, b_along, pre_gelu, bias, residual, epilogue, fres
     sums = flat(c) if not is_bf16(c) else scratch("sums", np.float32, c.size * (blocks > 1))
     a, b = flat(words(a)), flat(words(b))
     panels = scratch("a", word, threads * (group * columns + most_rows) * depth)
-    product(*_epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
+    product(*epilogue_arrays(c, pre_gelu, bias, residual), sums, a, a_along, b, b_along, M, N, K,
             pair, depth, epilogue, fresh, a.view(word) if in_place else panels, panels, in_place,
             rows, columns, step, group, bands, threads, np.zeros(blocks * threads, np.int64))
 
@@ -213,9 +213,8 @@ def product(c, pre_gelu, bias, residual, sums, a, a_along, b, b_along, M, N, K, 
                         else:
                             _sum_single_tile(tile, tile_columns, a_tile, a_row, 1, b_panel, words,
                                              True)
-                        _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns,
-                                row, column, M, N, epilogue if last else SUMS,
-                                fresh and first == 0)
+                        finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns,
+                               row, column, M, N, epilogue if last else SUMS, fresh and first == 0)
                 task = _next_task(taken, shares, worker, threads, tasks)
             end_tiles(panels)
 
@@ -243,8 +242,8 @@ def _ask_for(array, row, column, rows, columns, M, N):
 
 
 @njit()
-def _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns, row, column, M, N,
-            epilogue, fresh):
+def finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns, row, column, M, N,
+           epilogue, fresh):
     """Add a tile to the sums so far, and write those, or C with what follows the product.
 
     GELU: the sum goes to pre_gelu, its GELU to C; RESIDUAL: another array is added; SLOPE: times
@@ -277,5 +276,5 @@ def _finish(c, pre_gelu, bias, residual, sums, tile, tile_rows, tile_columns, ro
 @njit()
 def _finish_row(c, pre_gelu, bias, residual, sums, N, epilogue):
     for column in range(0, N, COLUMNS):
-        _finish(c, pre_gelu, bias, residual, sums, pointer(sums, column), 1, COLUMNS, 0, column, 1,
-                N, epilogue, True)
+        finish(c, pre_gelu, bias, residual, sums, pointer(sums, column), 1, COLUMNS, 0, column, 1,
+               N, epilogue, True)

@@ -172,34 +172,6 @@ def test_reductions():
 
 
 @njit()
-def _sums_of_lanes(out, one_by_one, rows):
-    vectors = simd.registers(16)
-    for i in range(16):
-        vectors[i] = simd.load(rows, 16 * i)
-        one_by_one[i] = simd.sum_lanes(vectors[i])
-    simd.store(out, 0, simd.sums_of_lanes(vectors))
-
-
-def test_sixteen_sums_have_the_bits_of_single_ones():
-    out, one_by_one = np.full((2, 16), np.nan, np.float32)
-    _sums_of_lanes(out, one_by_one, rng.standard_normal(256, np.float32))
-    assert out.tobytes() == one_by_one.tobytes()
-
-
-@njit()
-def _store_lanes(out, a, i, first, count):
-    simd.store_lanes(out, i, simd.load(a, 0), first, count)
-
-
-def test_some_lanes_are_stored_and_nothing_beside_them():
-    for first, count in ((0, 4), (4, 4), (12, 4), (3, 2), (0, 16), (7, 0)):
-        out, expected = np.full((2, 40), 99, np.float32)
-        expected[20:20 + count] = A[first:first + count]
-        _store_lanes(out, A, 20, first, count)
-        assert np.array_equal(out, expected), (first, count)
-
-
-@njit()
 def _transpose(target, source):
     rows = simd.registers(16)
     for i in range(16):
@@ -271,14 +243,29 @@ def test_products_of_pairs():
 
 
 @njit()
+def _halves(low, high, pairs):
+    both = simd.load_pairs(pairs, 0, 32)
+    simd.store(low, 0, simd.low_halves(both))
+    simd.store(high, 0, simd.high_halves(both))
+
+
+def test_halves_of_pairs():
+    pairs = np.concatenate([bits(A), bits(B)])
+    pairs[3:5] = bits(np.float32([np.nan, -np.inf]))
+    low, high = np.empty((2, 16), np.float32)
+    _halves(low, high, pairs)
+    assert np.array_equal(low, floats(pairs[0::2]), equal_nan=True)
+    assert np.array_equal(high, floats(pairs[1::2]), equal_nan=True)
+
+
+@njit()
 def _integers(out, floats, a, b, rounds):
-    total = simd_int.integers(1)
-    total[0] = simd.broadcast(np.int32(5))
+    total = simd.broadcast(np.int32(5))
     for _ in range(rounds):
-        total[0] = simd_int.multiply_add_pairs(
-            total[0], simd_int.load_int16_pairs(a, 1), simd_int.load_int16_pairs(b, 2))
-    simd.store(out, 0, total[0])
-    simd.store(floats, 0, simd_int.as_floats(total[0]))
+        total = simd_int.multiply_add_pairs(
+            total, simd_int.load_int16_pairs(a, 1), simd_int.load_int16_pairs(b, 2))
+    simd.store(out, 0, total)
+    simd.store(floats, 0, simd_int.as_floats(total))
 
 
 @pytest.mark.parametrize("dtype", [np.int8, np.int16])
