@@ -15,11 +15,11 @@ from types import SimpleNamespace
 
 import numpy as np
 
+from kernels.common.host_array import ALIGNMENT
 from kernels.common.spec import BFLOAT16
 
 from .config import ModelConfig
 from .memory import HOST
-from .parameters import ALIGNMENT
 
 PRECISIONS = {"fp32": np.dtype(np.float32), "bf16": BFLOAT16}  # of the operands of products
 FLOAT = PRECISIONS["fp32"]

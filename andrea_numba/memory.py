@@ -25,9 +25,9 @@ from collections.abc import Callable, Hashable
 import numpy as np
 
 from kernels.common import cpu_clear
+from kernels.common.host_array import aligned_zeros
 
 from .metrics import available_memory, resident_memory
-from .parameters import aligned_zeros
 
 
 class HostMemory:

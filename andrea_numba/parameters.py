@@ -17,9 +17,9 @@ from types import SimpleNamespace
 
 import numpy as np
 
-from .config import ModelConfig
+from kernels.common.host_array import ALIGNMENT, aligned_zeros
 
-ALIGNMENT = 256  # bytes
+from .config import ModelConfig
 
 
 @dataclass(frozen=True)
@@ -127,11 +127,3 @@ class ParameterTable:
         """Name to shape of what `unpadded` gives; allocates nothing of the size of the model."""
         of_no_size = np.broadcast_to(np.float32(0), self.size)
         return {name: tensor.shape for name, tensor in self.unpadded(of_no_size).items()}
-
-
-def aligned_zeros(size: int, dtype=np.float32) -> np.ndarray:
-    """Zeros [size] whose first element lies at a multiple of 256 bytes."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.zeros(size + ALIGNMENT // itemsize, dtype)
-    skip = (-raw.ctypes.data % ALIGNMENT) // itemsize
-    return raw[skip:skip + size]

@@ -6,7 +6,8 @@ from helpers import ODD_MODEL
 
 from andrea_numba.config import PRESETS, ModelConfig
 from andrea_numba.initialize import initialize
-from andrea_numba.parameters import ALIGNMENT, ParameterTable
+from andrea_numba.parameters import ParameterTable
+from kernels.common.host_array import ALIGNMENT
 
 
 def preset(name: str, **changes) -> ModelConfig:

@@ -34,10 +34,9 @@ def op(op: str, name: str, case: dict) -> tuple[Call, dict]:
     """One function of an op, on arrays that begin with a cache line, as in training."""
     import numpy as np
 
+    from kernels.common.host_array import aligned_zeros
     from kernels.common.verify import as_stored, build_arguments
     from kernels.registry import load_op, load_spec
-
-    from ..parameters import aligned_zeros
 
     function = load_spec(op).FUNCTIONS[name]
     arguments = as_stored(function, case, build_arguments(op, name, case))

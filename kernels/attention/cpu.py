@@ -15,8 +15,8 @@ from ..common.cpu_math import FAST_SUM, F, as_float, exp, pointer, stored_in, wo
 from ..common.cpu_tile import CACHE_LINE
 from ..common.simd import prefetch
 from . import cpu_blas, cpu_vector, cpu_vector_backward
+from .cpu_vector import LOW
 
-LOW = F(np.finfo(np.float32).min)  # of all scores; finite: the difference of two is not NaN
 AHEAD = 6144  # bytes
 
 _forward, _backward = ((cpu_vector.forward, cpu_vector_backward.backward) if VECTORS

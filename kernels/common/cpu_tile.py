@@ -16,6 +16,7 @@ from numba.extending import overload, register_jitable
 from . import amx
 from .cpu_features import AVX512, TILES
 from .cpu_math import F
+from .host_array import aligned_zeros
 from .simd import LANES, broadcast, load, multiply_add, registers, registers_of, store
 from .spec import is_bf16
 
@@ -143,11 +144,3 @@ def scratch(name: str, dtype: type, size: int) -> np.ndarray:
         kept = aligned_zeros(size, np.float32)
         setattr(_thread, name, kept)
     return kept[:size].view(dtype)
-
-
-def aligned_zeros(size: int, dtype: type) -> np.ndarray:
-    """Zeros whose vectors lie in one cache line each."""
-    itemsize = np.dtype(dtype).itemsize
-    raw = np.zeros(size + CACHE_LINE // itemsize, dtype)
-    skip = -raw.ctypes.data % CACHE_LINE // itemsize
-    return raw[skip:skip + size]

@@ -71,7 +71,10 @@ def _place(block, along, rows, words):
 
 @njit(forceinline=True)
 def _read_block(lines, source, along, step, r, t, rows, terms, pair):
-    """Rows r to r + 15 of words t to t + 15; of an operand that lies across, one word in a line."""
+    """Rows r to r + 15 of words t to t + 15; of an operand that lies across, one word in a line.
+
+    What will be read next is asked for: 0.5 % of a product.
+    """
     for i in range(LANES):
         if along:
             left = terms - t * pair if r + i < rows else 0

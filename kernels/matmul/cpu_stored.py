@@ -33,7 +33,8 @@ from ..common.cpu_math import (
     stack_array,
     words,
 )
-from ..common.cpu_tile import CACHE_LINE, aligned_zeros, scratch, up
+from ..common.cpu_tile import CACHE_LINE, scratch, up
+from ..common.host_array import aligned_zeros
 from ..common.simd import (
     LANES,
     broadcast,

@@ -7,7 +7,7 @@ from helpers import guarded_scratch
 
 from kernels.attention import cpu_blas, cpu_vector, cpu_vector_backward
 from kernels.common.cpu_features import BF16, VECTORS
-from kernels.common.cpu_tile import aligned_zeros
+from kernels.common.host_array import aligned_zeros
 from kernels.common.spec import cases_of
 from kernels.common.verify import verify
 from kernels.registry import load_spec, op_table

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kernels.common.cpu_clear import LARGE, clear
-from kernels.common.cpu_tile import aligned_zeros
+from kernels.common.host_array import aligned_zeros
 
 
 @pytest.mark.parametrize("start", [0, 1])  # with a cache line, and without
