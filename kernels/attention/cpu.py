@@ -44,7 +44,11 @@ def append(k_cache, v_cache, qkv, start) -> None:
     if first < 0 or stop > context:
         raise ValueError(f"positions {first}..{stop - 1} do not fit a key/value cache of "
                          f"{context} positions: start a new window")
-    _append(words(k_cache), words(v_cache), words(qkv), first)
+    arguments = words(k_cache), words(v_cache), words(qkv), first
+    if len(qkv) == 1:
+        _append_row(*arguments, 0)
+    else:
+        _append(*arguments)
 
 
 def decode(out, qkv, k_cache, v_cache, position) -> None:
@@ -61,23 +65,28 @@ def decode(out, qkv, k_cache, v_cache, position) -> None:
             F(1.0 / math.sqrt(k_cache.shape[3])))
 
 
-@njit()
+@njit(parallel=True)
 def _append(k_cache, v_cache, qkv, first):
-    """One thread: a row of a new token is copied before others are awake."""
+    for row in prange(qkv.shape[0]):
+        _append_row(k_cache, v_cache, qkv, first, row)
+
+
+@njit()
+def _append_row(k_cache, v_cache, qkv, first, row):
+    """A single one is copied before other threads are awake."""
     batch, heads, context, head_dim = k_cache.shape
     length = qkv.shape[0] // batch
-    for row in range(qkv.shape[0]):
-        b = row // length
-        t = first + row - b * length
-        for h in range(heads):
-            key = pointer(qkv, (row * 3 * heads + heads + h) * head_dim)
-            value = pointer(key, heads * head_dim)
-            at = ((b * heads + h) * context + t) * head_dim
-            kept_key, kept_value = pointer(k_cache, at), pointer(v_cache, at)
-            for j in range(head_dim):
-                kept_key[j] = stored_in(k_cache, as_float(key[j]))
-            for j in range(head_dim):
-                kept_value[j] = stored_in(v_cache, as_float(value[j]))
+    b = row // length
+    t = first + row - b * length
+    for h in range(heads):
+        key = pointer(qkv, (row * 3 * heads + heads + h) * head_dim)
+        value = pointer(key, heads * head_dim)
+        at = ((b * heads + h) * context + t) * head_dim
+        kept_key, kept_value = pointer(k_cache, at), pointer(v_cache, at)
+        for j in range(head_dim):
+            kept_key[j] = stored_in(k_cache, as_float(key[j]))
+        for j in range(head_dim):
+            kept_value[j] = stored_in(v_cache, as_float(value[j]))
 
 
 @njit(parallel=True, fastmath=FAST_SUM)

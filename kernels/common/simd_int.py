@@ -48,13 +48,14 @@ def load_int16_pairs(typingctx, p, i):
 
 @intrinsic
 def store_int16(typingctx, p, i, vector):
-    """p[i : i + 16] = the nearest int16 of the float32 lanes, which are within its range."""
+    """p[i : i + 16] = the nearest int16 of the float32 lanes; any number of one out of range."""
     if getattr(p, "dtype", None) != types.int16 or vector != f32x16:
         raise NumbaTypeError(f"store_int16 stores float32 to int16, not {vector} to {p}")
 
     def codegen(context, builder, signature, args):
-        whole = call(builder, "llvm.rint.v16f32", FLOATS, args[2])
-        words = builder.trunc(builder.fptosi(whole, INTS), WORDS)
+        # The low bits of x + 1.5 * 2**23 hold x; a cast of NaN would be undefined.
+        whole = builder.fadd(args[2], ir.Constant(FLOATS, [12582912.0] * LANES))
+        words = builder.trunc(builder.bitcast(whole, INTS), WORDS)
         target = address(context, builder, p, *args[:2], WORDS)
         builder.store(words, target, align=2)
         return context.get_dummy_value()

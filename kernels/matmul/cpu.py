@@ -1,8 +1,8 @@
 """CPU linear layer, in float32 or bfloat16 as on a GPU.
 
 Products are made of vectors where the processor has them (cpu_product), and by NumPy's BLAS
-elsewhere (cpu_blas). A single row, as in generation, reads each weight once: plain loops stream
-them at the speed of memory.
+elsewhere (cpu_blas). A single row reads each weight once: plain loops stream them at the speed of
+memory. Generation has weights stored for that (cpu_stored).
 """
 
 import numpy as np
@@ -25,8 +25,10 @@ def forward(y, pre_gelu, x, w, bias, residual, transpose_w: bool) -> None:
     to y. pre_gelu, bias and residual may be None. w may be a `cpu_stored.StoredMatrix`.
     """
     if isinstance(w, cpu_stored.StoredMatrix):
-        cpu_stored.forward(y, pre_gelu, x, w, bias, residual)
-        return
+        if x.shape[0] <= cpu_stored.FEW:
+            cpu_stored.forward(y, pre_gelu, x, w, bias, residual)
+            return
+        w, transpose_w = cpu_stored.dense(w, y.shape[1], x.shape[1]), True
     if x.shape[0] > 1:
         products.linear(y, pre_gelu, x, w, bias, residual, transpose_w)
         return

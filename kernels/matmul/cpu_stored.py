@@ -9,8 +9,9 @@ largest magnitude / 127.
 
 With int8, x is rounded to int16 times a power of two for each row, an error of at most 2**-14 of
 the row's largest element, and products are of integers, 32 to an instruction with VNNI, their sums
-exact for CHUNK words. A sum has one order, whatever the number of rows of x and of threads: samples
-that are generated together are what they are alone.
+exact for CHUNK words. A sum has one order, whatever the number of rows of x, up to FEW, and of
+threads: samples that are generated together are what they are alone. Without the vectors of simd.py
+x is not rounded, and a word is one term.
 """
 
 import math
@@ -27,6 +28,7 @@ from ..common.cpu_math import (
     FAST,
     F,
     as_float,
+    flat,
     from_ordered_bits,
     ordered_bits,
     pointer,
@@ -46,7 +48,6 @@ from ..common.simd import (
     multiply_add,
     prefetch,
     registers_of,
-    where_less,
 )
 from ..common.simd import store as store_vector
 from ..common.simd_int import as_floats, load_int16_pairs, multiply_add_pairs, store_int16
@@ -60,12 +61,10 @@ LINES, SAMPLES = (1, 4) if RUNG == "avx2" else (2, 8)  # vectors of outputs by r
 WIDE = LINES * LANES  # in registers
 BITS = 14  # of x beside a sign, with int8
 CHUNK = 512  # words; 1,024 products of BITS and 7 bits are less than 2**31
-FEW = 32  # rows of x; more are multiplied with a float32 copy of the matrix
+FEW = 32  # rows of x; more are multiplied with the dense matrix
 TASK = 2  # panels
 AHEAD = 6144  # bytes of weights between what is asked for and what is multiplied
 _TILE = SAMPLES * WIDE
-
-_products = cpu_product if VECTORS else cpu_blas
 
 
 class StoredMatrix(NamedTuple):
@@ -88,9 +87,10 @@ def store(w: np.ndarray, kind: str, transpose_w: bool) -> StoredMatrix:
     scales[:N] = 1
     if kind == "int8":
         scales[:N] = np.abs(rows).max(axis=1) / np.float32(127)
-        rows = np.rint(rows / np.where(scales > 0, scales, 1)[:N, None])
     filled = np.zeros((panels * WIDE, length * terms), KINDS[kind])
     with np.errstate(invalid="ignore"):  # what a NaN becomes in int8 does not matter: its scale is
+        if kind == "int8":
+            rows = np.rint(rows / np.where(scales > 0, scales, 1)[:N, None])
         filled[:N, :K] = rows
     values = aligned_zeros(filled.size, KINDS[kind]).reshape(panels, length, WIDE, terms)
     values[...] = filled.reshape(panels, WIDE, length, terms).transpose(0, 2, 1, 3)
@@ -98,13 +98,9 @@ def store(w: np.ndarray, kind: str, transpose_w: bool) -> StoredMatrix:
 
 
 def forward(y, pre_gelu, x, w: StoredMatrix, bias, residual) -> None:
-    """As `cpu.forward`, all arrays of float32."""
-    (M, K), N = x.shape, y.shape[1]
-    if M > FEW:
-        dense = scratch("dense", np.float32, N * K).reshape(N, K)
-        _unpack(dense, w.values, w.scales)
-        _products.linear(y, pre_gelu, x, dense, bias, residual, True)
-        return
+    """As `cpu.forward` for at most FEW rows of x, all arrays of float32."""
+    M, K = x.shape
+    x = flat(x).reshape(M, K)
     if not VECTORS:
         sums = np.empty(y.shape, np.float32)
         _sums_in_loops(sums, x, w.values, w.scales)
@@ -120,11 +116,18 @@ def forward(y, pre_gelu, x, w: StoredMatrix, bias, residual) -> None:
               scratch("scales", np.float32, rows))
 
 
+def dense(w: StoredMatrix, N: int, K: int) -> np.ndarray:
+    """The weights [N,K] in float32, in scratch memory."""
+    rows = scratch("dense", np.float32, N * K).reshape(N, K)
+    _unpack(rows, w.values, w.scales)
+    return rows
+
+
 @njit(parallel=True)
-def _unpack(dense, values, scales):
+def _unpack(rows, values, scales):
     terms = values.shape[3]
-    for n in prange(dense.shape[0]):
-        row = dense[n]
+    for n in prange(rows.shape[0]):
+        row = rows[n]
         panel = values[n // WIDE]
         for k in range(row.size):
             row[k] = as_float(panel[k // terms, n % WIDE, k % terms]) * scales[n]
@@ -182,7 +185,7 @@ def _pack(packed, row_scales, x):
     """Rows of x one after the other, zeros beyond its ends.
 
     As int16, two to a word, a row is divided by its scale, a power of two: BITS and a sign are
-    left. A row with NaN or infinity has the scale NaN.
+    left. A row with NaN or infinity has the scale NaN, and any numbers.
     """
 
 
@@ -207,11 +210,9 @@ def _pack_int16(packed, row_scales, x):
             largest = max(largest, ordered_bits(abs(row[k])))
         exponent = max(largest >> 23, 15) - 126 - BITS  # largest < 2 ** (exponent + BITS)
         row_scales[m] = F(math.ldexp(1.0, exponent)) + from_ordered_bits(largest) * F(0.0)
-        inverse, most = F(math.ldexp(1.0, -exponent)), F(32767.0)
+        inverse = F(math.ldexp(1.0, -exponent))
         for k in range(0, length, LANES):
-            value = load_first(row, k, columns - k) * inverse
-            value = where_less(value, most, where_less(-most, value, value, F(0.0)), F(0.0))
-            store_int16(numbers, m * length + k, value)
+            store_int16(numbers, m * length + k, load_first(row, k, columns - k) * inverse)
 
 
 @overload(_pack, jit_options={"error_model": "numpy"})

@@ -43,7 +43,7 @@ def test_nan_in_w_is_not_hidden_by_a_zero_in_x():
 
 @pytest.mark.parametrize("transpose_w", [False, True])
 def test_weight_gradients_of_every_small_shape(transpose_w):
-    """No shape may fall between the tiles of 4 rows and 32 columns."""
+    """No shape may fall between whole vectors and tiles."""
     for K, N in itertools.product((1, 2, 7, 15, 16, 17), repeat=2):
         x, dy = np.ones((3, K), np.float32), np.ones((3, N), np.float32)
         w = np.ones((N, K) if transpose_w else (K, N), np.float32)
@@ -55,7 +55,7 @@ def test_weight_gradients_of_every_small_shape(transpose_w):
 def test_products_across_blocks_of_rows_columns_and_terms():
     """More rows, columns and terms than a task packs at once, each with a rest at the end."""
     rng = np.random.default_rng(1)
-    for M, K, N in ((261, 259, 37), (39, 515, 291), (1030, 5, 35)):
+    for M, K, N in ((261, 259, 37), (39, 1035, 291), (1030, 5, 35), (39, 291, 1035)):
         x, w, dy = (rng.integers(-3, 4, shape).astype(np.float32)
                     for shape in ((M, K), (K, N), (M, N)))
         assert np.array_equal(product(x, w), x @ w)  # integers: exact in any order
@@ -162,11 +162,11 @@ def test_gelu_and_residual_exclude_each_other():
 
 @pytest.mark.parametrize("kind", cpu_stored.KINDS)
 @pytest.mark.parametrize("transpose_w", [False, True])
-@pytest.mark.parametrize("M, K", [(1, 47), (2, 47), (9, 1111), (cpu_stored.FEW + 1, 47)])
-def test_stored_matrices_of_any_kind(M, K, transpose_w, kind):
+@pytest.mark.parametrize("M, K, N", [(1, 1, 1), (1, 47, 99), (2, 47, 1), (9, 1111, 99),
+                                     (cpu_stored.FEW, 47, 35), (cpu_stored.FEW + 1, 47, 35)])
+def test_stored_matrices_of_any_kind(M, K, N, transpose_w, kind):
     """Integers up to 127 are exact in bfloat16, and in int8 where each row has a 127."""
     rng = np.random.default_rng(6)
-    N = 35
     x, residual = rng.integers(-3, 4, (M, K)), rng.integers(-3, 4, (M, N))
     w, bias = rng.integers(-127, 128, (K, N)), rng.integers(-3, 4, N)
     w[0] = 127
@@ -188,7 +188,8 @@ def test_products_with_int8_round_x_to_its_bits(K, size):
     """To at most half a step; no sum of a chunk leaves int32."""
     rng = np.random.default_rng(8)
     x = (size * rng.standard_normal((5, K))).astype(np.float32)
-    x[1] = np.abs(x[1]).max()  # with weights of 127 the largest sum there can be
+    # With weights of 127 the largest sum there can be: it is rounded up to a power of two.
+    x[1] = np.nextafter(np.float32(2.0 ** np.ceil(np.log2(size))), np.float32(0))
     w = rng.integers(-127, 128, (K, 7)).astype(np.float32)
     w[:, :2] = 127, -127
     w[0] = 127
@@ -206,11 +207,11 @@ def test_products_with_int8_round_x_to_its_bits(K, size):
 @pytest.mark.parametrize("kind", cpu_stored.KINDS)
 def test_a_row_times_a_stored_matrix_has_the_bits_it_has_among_others(kind):
     rng = np.random.default_rng(7)
-    x, w = (rng.standard_normal(shape, np.float32) for shape in ((7, 100), (100, 33)))
+    x, w = (rng.standard_normal(shape, np.float32) for shape in ((9, 1111), (1111, 33)))
     stored = cpu_stored.store(w, kind, False)
-    many, one = np.full((7, 33), np.nan, np.float32), np.full((1, 33), np.nan, np.float32)
+    many, one = np.full((9, 33), np.nan, np.float32), np.full((1, 33), np.nan, np.float32)
     CPU.forward(many, None, x, stored, None, None, False)
-    for m in range(7):
+    for m in range(9):
         CPU.forward(one, None, x[m:m + 1], stored, None, None, False)
         assert one.tobytes() == many[m:m + 1].tobytes()
 
