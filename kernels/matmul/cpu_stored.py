@@ -125,12 +125,19 @@ def dense(w: StoredMatrix, N: int, K: int) -> np.ndarray:
 
 @njit(parallel=True)
 def _unpack(rows, values, scales):
-    terms = values.shape[3]
-    for n in prange(rows.shape[0]):
-        row = rows[n]
-        panel = values[n // WIDE]
-        for k in range(row.size):
-            row[k] = as_float(panel[k // terms, n % WIDE, k % terms]) * scales[n]
+    N, K = rows.shape
+    panels, length, _, terms = values.shape
+    for panel in prange(panels):
+        first = panel * WIDE
+        for start in range(0, length, LANES):  # words that stay in the cache for all outputs
+            count = min(LANES * terms, K - start * terms)
+            for n in range(first, min(first + WIDE, N)):
+                source = pointer(values, ((panel * length + start) * WIDE + n - first) * terms)
+                row = pointer(rows, n * K + start * terms)
+                scale = scales[n]
+                for h in range(terms):
+                    for k in range(h, count, terms):
+                        row[k] = as_float(source[(k - h) * WIDE + h]) * scale
 
 
 @njit(parallel=True, fastmath=FAST)
